@@ -1,8 +1,9 @@
 // Copies the keys and values of selected tokens beside each other in the memory of the device, in the order of their lists. They come from a
-// prefix, which may be in host memory, and from what follows it. The kernel runs beside those of attention, on few blocks: the bus is busy
-// with what a few of them ask for.
-#include <cstdint>
+// prefix, which may be in host memory, or from a cache of its tokens in the memory of the device; and from what follows the prefix. The kernel
+// runs beside those of attention, on few blocks: the bus is busy with what a few of them ask for.
 #include <cuda_runtime.h>
+
+#include "token_cache.cuh"
 
 constexpr int THREADS = 256;
 // Pieces that a thread asks for before it writes the first.
@@ -16,12 +17,12 @@ struct Rows {
 };
 
 // Blocks: parts of a list (x), lists (y), of which a block takes several in turn if there are more. Tokens are `[list][most]`, their numbers
-// `counts` `[list]`; a KV head has `lists_each` lists. A key and a value take `pieces` pieces. Writes keys and values, each
-// `[list][most][pieces]`.
+// `counts` `[list]`; a KV head has `lists_each` lists. A key and a value take `pieces` pieces. A cache without `slot_of` is none; tokens that it
+// does not have are read from the prefix. Writes keys and values, each `[list][most][pieces]`.
 extern "C" __global__ void __launch_bounds__(THREADS) fetch_tokens(const uint32_t* tokens, uint32_t most, const uint32_t* counts,
                                                                    uint32_t lists, uint32_t lists_each, const Rows prefix,
-                                                                   uint32_t prefix_tokens, const Rows tail, uint32_t pieces, uint4* keys,
-                                                                   uint4* values) {
+                                                                   uint32_t prefix_tokens, const Rows tail, uint32_t pieces,
+                                                                   const TokenCache cache, uint4* keys, uint4* values) {
     for (uint64_t list = blockIdx.y; list < lists; list += gridDim.y) {
         const uint64_t kv_head = list / lists_each, first = list * most * pieces;
         const uint32_t* own = tokens + list * most;
@@ -35,10 +36,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) fetch_tokens(const uint32_
                 const bool is_value = i >= half;
                 const uint32_t at = is_value ? i - half : i, token = own[at / pieces];
                 const bool is_behind = token >= prefix_tokens;
-                const uint4* rows =
-                    is_value ? (is_behind ? tail.values : prefix.values) : (is_behind ? tail.keys : prefix.keys);
-                const uint64_t row = is_behind ? token - prefix_tokens : token;
-                piece[u] = rows[kv_head * (is_behind ? tail.stride : prefix.stride) + row * pieces + at % pieces];
+                const uint32_t slot = is_behind || !cache.slot_of ? 0 : cache.slot_of[kv_head * cache.tokens + token];
+                const uint4* rows = is_value ? (is_behind ? tail.values : prefix.values) : (is_behind ? tail.keys : prefix.keys);
+                uint64_t row = is_behind ? token - prefix_tokens : token, stride = is_behind ? tail.stride : prefix.stride;
+                if (slot != 0) {
+                    rows = is_value ? cache.values : cache.keys;
+                    row = slot - 1, stride = static_cast<uint64_t>(cache.slots) * pieces;
+                }
+                piece[u] = rows[kv_head * stride + row * pieces + at % pieces];
             }
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {

@@ -28,12 +28,30 @@ template <int BITS, int BLOCKS> struct Shape {
     static constexpr int FIELDS = 8 / BITS, WORDS = TILES * REGISTERS / FIELDS;
 };
 
+// How codes are rounded: to the nearest number, to one that is not greater, or to one that is not less. Numbers as in the launchers.
+enum Rounding { NEAREST = 0, DOWN = 1, UP = 2 };
+
+// What a code stands for, rounded twice as on the host.
+__device__ __forceinline__ float decoded(float low, float step, float code) { return __fadd_rn(low, __fmul_rn(step, code)); }
+
+// The code of `x`, which lies in the range. The quotient is rounded, so the code is corrected by what it decodes to.
+__device__ __forceinline__ float code_of(float x, float low, float step, float top, int rounding) {
+    if (!(step > 0.0f)) return 0.0f;
+    const float place = __fdiv_rn(__fsub_rn(x, low), step);
+    float code = rounding == DOWN ? floorf(place) : rounding == UP ? ceilf(place) : roundf(place);
+    code = fminf(fmaxf(code, 0.0f), top);
+    if (rounding == DOWN && decoded(low, step, code) > x) code -= 1.0f;
+    if (rounding == UP && decoded(low, step, code) < x) code += 1.0f;
+    return fminf(fmaxf(code, 0.0f), top);
+}
+
 // Blocks: groups, KV heads; one thread for each token. `keys` begins with the first candidate of the first KV head. `channels` are `[heads
 // of a model][width]`, repeated for further KV heads. `ranges` are `[kv_head][group][padded]`, with zeros beyond `width`; codes are
 // `[kv_head][group][product][words / 4][lane][4]`.
 template <typename T, int BITS>
 __device__ void build_labels(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const uint32_t* channels,
-                             uint32_t channel_heads, uint32_t width, uint32_t padded, Range* ranges, uint32_t* codes) {
+                             uint32_t channel_heads, uint32_t width, uint32_t padded, int rounding, Range* ranges,
+                             uint32_t* codes) {
     constexpr float TOP = (1 << BITS) - 1;
     __shared__ float least[4], most[4];
     extern __shared__ uint8_t own[];
@@ -55,10 +73,11 @@ __device__ void build_labels(const T* keys, uint64_t head_stride, uint32_t token
         low = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
         high = fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3]));
         __syncthreads();
-        const float step = c < width ? __fdiv_rn(__fsub_rn(high, low), TOP) : 0.0f;
+        float step = c < width ? __fdiv_rn(__fsub_rn(high, low), TOP) : 0.0f;
+        // Rounded up, the last code has to reach the greatest value.
+        while (rounding == UP && c < width && decoded(low, step, TOP) < high && isfinite(step)) step = nextafterf(step, CUDART_INF_F);
         if (threadIdx.x == 0) ranges[group * padded + c] = {c < width ? low : 0.0f, step};
-        const float place = step > 0.0f ? __fdiv_rn(__fsub_rn(x, low), step) : 0.0f;
-        own[c * GROUP + threadIdx.x] = is_there ? static_cast<uint8_t>(fminf(fmaxf(roundf(place), 0.0f), TOP)) : 0;
+        own[c * GROUP + threadIdx.x] = is_there ? static_cast<uint8_t>(code_of(x, low, step, TOP, rounding)) : 0;
     }
     __syncthreads();
     // A field of a word is a register of a product: the codes of four channels of one token.
@@ -254,8 +273,9 @@ __device__ void label_scores(const uint32_t* rows, uint32_t count, const T* quer
 #define BUILD(T, NAME, BITS)                                                                                            \
     extern "C" __global__ void __launch_bounds__(GROUP) build_labels_##NAME##_##BITS(                                   \
         const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const uint32_t* channels,                \
-        uint32_t channel_heads, uint32_t width, uint32_t padded, Range* ranges, uint32_t* codes) {                      \
-        build_labels<T, BITS>(keys, head_stride, tokens, d, channels, channel_heads, width, padded, ranges, codes);     \
+        uint32_t channel_heads, uint32_t width, uint32_t padded, int rounding, Range* ranges, uint32_t* codes) {        \
+        build_labels<T, BITS>(keys, head_stride, tokens, d, channels, channel_heads, width, padded, rounding, ranges,   \
+                              codes);                                                                                   \
     }
 
 #define SCORES(T, NAME, BITS, BLOCKS)                                                                                   \

@@ -10,7 +10,10 @@ mod golden_model;
 mod host_tier;
 #[path = "gpu/several.rs"]
 mod several;
+#[path = "gpu/token_cache.rs"]
+mod token_cache;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,13 +35,13 @@ use spattn::kernels::cpu::distribution::{divergence, log_sum_exp};
 use spattn::kernels::cpu::quantised::BlockType;
 use spattn::kernels::cpu::topk::{argmax, top_k};
 use spattn::kernels::cuda::{
-    Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodedKeys,
-    CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck, Gate, Gpu, GpuError, HeldList, HeldSizes,
-    HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec, IndexRows, Into, KeysByChannel, LabelCodes,
-    LayerRule, Nearest, Nets, NormalizedRows, Norms, PageBounds, Pages, PerRowTokens, Positions, Prefix,
-    ProjectedQueries, QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm, Rotation, Routes, RowPart, RowSum,
-    Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage, TableShape, Tail, TailRow, TailRows,
-    TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
+    Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodeRounding,
+    CodedBounds, CodedBoundsWorkspace, CodedKeys, CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck,
+    Gate, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec,
+    IndexRows, Into, KeysByChannel, LabelCodes, LayerRule, Nearest, Nets, NormalizedRows, Norms, PageBounds, Pages,
+    PerRowTokens, Positions, Prefix, ProjectedQueries, QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm,
+    Rotation, Routes, RowPart, RowSum, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage,
+    TableShape, Tail, TailRow, TailRows, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv, Tier};
 use spattn::model::config::ModelConfig;
@@ -999,6 +1002,94 @@ fn labels_of(rows: &[f32], width: usize, bits: u32) -> Vec<f32> {
     labels
 }
 
+/// Bounds `[page][d]` in a few bits, each channel by its own range over 128 pages, rounded up or down.
+fn coded_bounds(bounds: &[f32], d: usize, bits: u32, up: bool) -> Vec<f32> {
+    const GROUP: usize = 128;
+    let top = (1 << bits) as f32 - 1.0;
+    let mut coded = bounds.to_vec();
+    for group in coded.chunks_mut(GROUP * d) {
+        for channel in 0..d {
+            let own = || group.iter().skip(channel).step_by(d).copied();
+            let (least, most) = (own().fold(f32::INFINITY, f32::min), own().fold(f32::NEG_INFINITY, f32::max));
+            let mut step = (most - least) / top;
+            while up && least + step * top < most {
+                step = step.next_up();
+            }
+            let codes = |code: f32| least + step * code;
+            for x in group.iter_mut().skip(channel).step_by(d) {
+                // The code next to the bound, of all that there are.
+                let all = (0..=top as u32).map(|code| codes(code as f32));
+                let next = if up {
+                    all.filter(|c| *c >= *x).min_by(f32::total_cmp)
+                } else {
+                    all.filter(|c| *c <= *x).max_by(f32::total_cmp)
+                };
+                *x = next.expect("the range has a number on this side of the bound");
+            }
+        }
+    }
+    coded
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn bounds_of_pages_in_few_bits_and_their_scores() {
+    let gpu = gpu();
+    let kv_heads = 2;
+    for storage in STORAGES {
+        for (d, page, group, tokens) in [
+            (64, 16, 4, 16),
+            (64, 5, 3, 643),
+            (128, 16, 7, 2500),
+            (128, 1, 1, 129),
+            (80, 7, 2, 900),
+            (32, 16, 12, 4100),
+        ] {
+            let (heads, first) = (kv_heads * group, 3);
+            let kv = Kv::new(kv_heads, first + tokens, d, 170, storage);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            let pages = Pages { tokens: first..first + tokens, size: page };
+            let bound = |kv_head: usize, fold: fn(f32, f32) -> f32| -> Vec<f32> {
+                let of = |i: usize| {
+                    let begin = first + i / d * page;
+                    let own = begin..(begin + page).min(first + tokens);
+                    own.map(|t| kv.key(kv_head, t)[i % d]).reduce(fold).expect("a page has a token")
+                };
+                (0..pages.count() * d).map(of).collect()
+            };
+            let asked = Asked::new(&gpu, heads, d, storage);
+            for bits in [4, 2] {
+                let shape = CodedBounds { bits, pages: pages.count(), kv_heads, d };
+                let codes = gpu.code_bounds(&keys, &pages, bits).unwrap();
+                let stored: Vec<[Vec<f32>; 2]> = (0..kv_heads)
+                    .map(|head| {
+                        [(f32::min as fn(f32, f32) -> f32, false), (f32::max, true)]
+                            .map(|(fold, up)| coded_bounds(&bound(head, fold), d, bits as u32, up))
+                    })
+                    .collect();
+                let exact = |row: usize, head: usize, column: usize| {
+                    let [lower, upper] = &stored[head / group];
+                    let product = |(c, q): (usize, &f32)| {
+                        let bound = if *q > 0.0 { upper[column * d + c] } else { lower[column * d + c] };
+                        f64::from(*q) * f64::from(bound)
+                    };
+                    asked.query(row, head, d).iter().enumerate().map(product).sum()
+                };
+                let room = RefCell::new(CodedBoundsWorkspace::default());
+                let score = |reduction: Option<Reduction>, scores: &mut ScoreWorkspace| {
+                    let queries = asked.queries();
+                    let room = &mut room.borrow_mut();
+                    gpu.score_coded_bounds((&queries, 0..2), storage, (&shape, &codes), reduction, (scores, room))
+                };
+                let what =
+                    format!("{storage:?} {bits} bits, pages of {page}, {d} channels, group {group}, {tokens} tokens");
+                check_scores(&gpu, (heads, kv_heads, 80 * d), pages.count(), score, exact, &what);
+            }
+        }
+    }
+}
+
 /// Different channels for each of `heads` heads, ascending.
 fn some_channels(heads: usize, width: usize, d: usize) -> Vec<u32> {
     let of_head = |head: usize| {
@@ -1048,7 +1139,7 @@ fn labels_of_keys_and_their_scores() {
             for bits in [4, 2] {
                 let labels = LabelCodes { channels, bits, tokens, kv_heads };
                 let [mut ranges, mut codes] = labels.bytes().map(|bytes| gpu.upload(&vec![0xffu8; bytes]).unwrap());
-                gpu.build_labels(&keys, first, &labels, [&mut ranges, &mut codes]).unwrap();
+                gpu.build_labels(&keys, (first, CodeRounding::Nearest), &labels, [&mut ranges, &mut codes]).unwrap();
                 let stored: Vec<Vec<f32>> =
                     (0..kv_heads).map(|head| labels_of(&of_head(head), width, bits as u32)).collect();
                 let exact = |row: usize, head: usize, column: usize| {
@@ -3503,7 +3594,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
 }
 
 /// Methods that select on the device, or whose selection does not depend on the step.
-const THERE: [&str; 83] = [
+const THERE: [&str; 88] = [
     "topk:k=16",
     "topk:k=1",
     "topk:k=5000",
@@ -3517,6 +3608,11 @@ const THERE: [&str; 83] = [
     "quest:page=64,k=100",
     "quest:page=7,k=20,per=kv_head",
     "quest:k=1,min_pages=3,per=kv_head,reduce=max",
+    "quest:k=32,summary_bits=4",
+    "quest:page=5,k=20,summary_bits=2,per=kv_head",
+    "quest:page=5,k=20,summary_bits=4,per=kv_head,reduce=max",
+    "quest:page=5,k=20,summary_bits=4,tail=indexed",
+    "quest:page=7,k=20,local=0,summary_bits=2,tail=indexed,per=kv_head",
     "double_sparsity:kind=random,channels=4,k=16",
     "double_sparsity:kind=random,channels=d,label_bits=2,k=20,per=kv_head",
     "double_sparsity:kind=random,channels=d,k=20,per=kv_head,reduce=max",

@@ -197,7 +197,6 @@ fn what_no_kernel_does_is_named_with_its_reason() {
     for (spec, named, reason) in [
         ("topk:pick=sample", "`pick=sample`", "selecting by a sample of the rest has no GPU implementation"),
         ("loki:rescore=exact", "`rescore`", "selecting by a second score has no GPU implementation"),
-        ("quest:summary_bits=4", "`summary_bits`", "its GPU implementation does not support summary_bits=4"),
         ("sparq:storage=1xK", "`storage=1xK`", "its GPU implementation does not support storage=1xK"),
         ("oracle_sampling:draw_from=all", "`draw_from=all`", "its GPU implementation does not support draw_from=all"),
         (

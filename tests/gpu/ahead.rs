@@ -24,7 +24,7 @@ use super::{
 };
 
 /// A copy of a buffer in pinned host memory.
-fn pinned(gpu: &Gpu, there: &Buffer) -> Buffer {
+pub(super) fn pinned(gpu: &Gpu, there: &Buffer) -> Buffer {
     let mut here = gpu.alloc_on_host(there.bytes()).unwrap();
     gpu.copy(there, 0, &mut here, 0, there.bytes()).unwrap();
     here
@@ -102,7 +102,7 @@ fn attention_of_fetched_tokens_is_that_of_the_prefix() {
         let mut begin = |lists: &mut TokenLists, seed: u64| {
             select(&gpu, seed, lists, (&chosen, &mut scores));
             let tail = material.tail();
-            gpu.fetch_tokens(lists, &material.cache(&below), PREFIX, &[tail.cache(0)]).unwrap();
+            gpu.fetch_tokens(lists, &material.cache(&below), PREFIX, &[tail.cache(0)], None).unwrap();
         };
         let before = gpu.fetches();
         begin(&mut lists[0], 710);
@@ -134,7 +134,7 @@ fn tokens_that_nobody_waits_for_are_not_attended() {
     chosen.set(&gpu, vec![PREFIX as u32 / 2]).unwrap();
     select(&gpu, 730, &mut lists, (&chosen, &mut scores));
     let tail = material.tail();
-    gpu.fetch_tokens(&mut lists, &material.cache(&material.there), PREFIX, &[tail.cache(0)]).unwrap();
+    gpu.fetch_tokens(&mut lists, &material.cache(&material.there), PREFIX, &[tail.cache(0)], None).unwrap();
     material.attend(&gpu, &lists, &material.there);
 }
 
@@ -181,7 +181,7 @@ const AHEAD: [&str; 4] = [
 ];
 
 /// What a model says after each of some steps, in which all methods have so many rows each; and the sequences.
-fn stepped(
+pub(super) fn stepped(
     golden: &Golden,
     methods: &[Configured],
     prefix: usize,
@@ -264,7 +264,7 @@ fn models_of_all_kinds_fetch_alike() {
     for (kind, dimensions, weights) in small_models() {
         let load = |weights: &ModelWeights| Decoder::load(&dimensions, weights, CUDA).unwrap();
         let (one, mut below) = (load(&weights), load(&weights));
-        below.keep_kv_on_host();
+        below.keep_kv_on_host(None);
         let both = [with_prompt(one), with_prompt(below)];
         for spec in AHEAD {
             // In four steps of one row, four layers behind the first.

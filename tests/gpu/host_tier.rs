@@ -14,7 +14,7 @@ use super::{CUDA, PICKING, SPECS, THERE, gpu, learned, method, run_methods, run_
 /// A golden checkpoint that keeps keys and values in the memory of the GPU, and one that keeps them in host memory.
 pub(super) fn both(name: &str) -> [Golden; 2] {
     let mut below = load(name, CUDA);
-    below.decoder.keep_kv_on_host();
+    below.decoder.keep_kv_on_host(None);
     [load(name, CUDA), below]
 }
 
@@ -23,7 +23,7 @@ pub(super) fn both_random(change: impl Fn(&mut ModelConfig) + Copy) -> [Golden; 
     let dimensions = Dimensions::new(&small("llama-3.1-8b", change), KvDtype::Bf16);
     let load = || Decoder::load(&dimensions, &Weights::random(3), CUDA).unwrap();
     let mut below = load();
-    below.keep_kv_on_host();
+    below.keep_kv_on_host(None);
     [with_prompt(load()), with_prompt(below)]
 }
 

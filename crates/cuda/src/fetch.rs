@@ -6,11 +6,12 @@
 
 use std::sync::atomic::Ordering;
 
-use cudarc::driver::{DeviceRepr, LaunchConfig};
+use cudarc::driver::LaunchConfig;
 
 use super::fetched::WHAT;
 use super::kernel::Launch;
 use super::launch::Cache;
+use super::token_cache::{DeviceRows, DeviceTokenCache, TokenCache};
 use super::token_lists::TokenLists;
 use super::{Gpu, GpuError, failed};
 
@@ -18,39 +19,36 @@ use super::{Gpu, GpuError, failed};
 const THREADS: u32 = 256;
 /// Blocks that copy together: few, since the device computes beside them; half a megabyte that they ask for at a time keeps the bus busy.
 const BLOCKS: usize = 16;
+/// Blocks that copy together what is in the memory of the device.
+const BLOCKS_WITHIN: usize = 64;
 /// Bytes that a thread copies at once.
 const PIECE_BYTES: usize = 16;
 
-/// As the kernel's struct `Rows`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct DeviceRows {
-    keys: u64,
-    values: u64,
-    stride: u64,
+/// Keys and values of a cache, in pieces.
+fn rows_of(cache: &Cache<'_>, pieces: usize) -> DeviceRows {
+    DeviceRows { keys: cache.key(0, 0), values: cache.value(0, 0), stride: (cache.capacity * pieces) as u64 }
 }
-
-// SAFETY: as the kernel's struct.
-unsafe impl DeviceRepr for DeviceRows {}
 
 impl Gpu {
     /// Begins to copy the keys and values of all tokens of lists to the memory of the device, beside the work that is enqueued next. They are
     /// read from `prefix`, which has `prefix_tokens` tokens, and from the sequence of each row behind it, whose caches are `tails`. Callers keep
     /// both, and do not change what they have for tokens of the lists, until they have [waited](Self::await_tokens) for the copies. From then
-    /// on the lists are attended by these.
+    /// on the lists are attended by these. With a `cache`, which is that of the prefix, lists of one row are read through it: only what it lacks
+    /// is fetched.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
     /// If the lists are not by query head or by KV head, have tokens that neither prefix nor tails have, or keys are not a multiple of 16 bytes
-    /// long.
+    /// long; or if a cache is of another prefix, or there are several rows beside it.
     pub fn fetch_tokens(
         &self,
         lists: &mut TokenLists,
         prefix: &Cache<'_>,
         prefix_tokens: usize,
         tails: &[Cache<'_>],
+        cache: Option<&TokenCache>,
     ) -> Result<(), GpuError> {
         let row_bytes = prefix.d * prefix.storage.bytes();
         let (rows, of_row, most) = (lists.rows(), lists.lists(), lists.most());
@@ -69,11 +67,23 @@ impl Gpu {
             alike && lists.end() <= prefix_tokens + tail.capacity
         };
         assert!(tails.iter().all(fits), "lists have tokens below {}, beyond prefix and tail", lists.end());
+        let is_of_prefix = |cache: &TokenCache| {
+            let of = cache.shape();
+            let alike = (of.kv_heads, of.d, of.storage) == (prefix.kv_heads, prefix.d, prefix.storage);
+            alike && of.tokens == prefix_tokens && rows == 1
+        };
+        assert!(cache.is_none_or(is_of_prefix), "a cache of another prefix, or for {rows} rows: {cache:?}");
         lists.fetched.forget(self)?;
         lists.fetched.reserve(self, rows * of_row, most, row_bytes)?;
         lists.fetched.begin(self)?;
+        let pieces = (row_bytes / PIECE_BYTES) as u32;
+        let filled = cache.map_or(Ok(()), |cache| {
+            self.fill_cache(cache, lists, prefix, rows_of(prefix, row_bytes / PIECE_BYTES), pieces)
+        });
         let mut rows = tails.iter().enumerate();
-        let began = rows.try_for_each(|(row, tail)| self.fetch_row(lists, row, prefix, prefix_tokens, tail));
+        let began = filled.and_then(|()| {
+            rows.try_for_each(|(row, tail)| self.fetch_row(lists, row, (prefix, prefix_tokens), tail, cache))
+        });
         // What was enqueued is waited for, even if not all of it could be.
         let ended = lists.fetched.end(self);
         self.fetches.fetch_add(1, Ordering::Relaxed);
@@ -90,27 +100,24 @@ impl Gpu {
         &self,
         lists: &TokenLists,
         row: usize,
-        prefix: &Cache<'_>,
-        prefix_tokens: usize,
+        (prefix, prefix_tokens): (&Cache<'_>, usize),
         tail: &Cache<'_>,
+        cache: Option<&TokenCache>,
     ) -> Result<(), GpuError> {
         let (of_row, most) = (lists.lists(), lists.most());
         let pieces = prefix.d * prefix.storage.bytes() / PIECE_BYTES;
         let ([tokens, counts], to) = (lists.addresses(row), lists.fetched.room(row, of_row * most));
-        let of_cache = |cache: &Cache<'_>| DeviceRows {
-            keys: cache.key(0, 0),
-            values: cache.value(0, 0),
-            stride: (cache.capacity * pieces) as u64,
-        };
-        let (of_prefix, of_tail) = (of_cache(prefix), of_cache(tail));
+        let (of_prefix, of_tail) = (rows_of(prefix, pieces), rows_of(tail, pieces));
+        let held = cache.map_or(DeviceTokenCache::NONE, TokenCache::on_device);
         let [most_arg, lists_arg, each, prefix_tokens, pieces] =
             [most, of_row, of_row / prefix.kv_heads, prefix_tokens, pieces].map(|number| number as u32);
         let function = self.function("fetch_tokens", "fetch_tokens")?;
         let mut launch = Launch::new(&self.fetching, &function);
         launch.arg(&tokens).arg(&most_arg).arg(&counts).arg(&lists_arg).arg(&each).arg(&of_prefix).arg(&prefix_tokens);
-        launch.arg(&of_tail).arg(&pieces).arg(&to[0]).arg(&to[1]);
-        let lists_at_once = of_row.min(BLOCKS);
-        let blocks = ((BLOCKS / lists_at_once) as u32, lists_at_once as u32, 1);
+        launch.arg(&of_tail).arg(&pieces).arg(&held).arg(&to[0]).arg(&to[1]);
+        let most_blocks = if cache.is_some() { BLOCKS_WITHIN } else { BLOCKS };
+        let lists_at_once = of_row.min(most_blocks);
+        let blocks = ((most_blocks / lists_at_once) as u32, lists_at_once as u32, 1);
         let grid = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the lists' tokens lie in prefix and tail, and the copies have room for all, as `fetch_tokens` checked. Buffers are freed in the
         // order of the other stream, which waits for the copies before: those of the copies by `FetchedTokens`, others by the caller.

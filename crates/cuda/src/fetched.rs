@@ -95,6 +95,20 @@ impl FetchedTokens {
         [&self.keys, &self.values].map(|rows| reserved(rows, "fetched tokens").address(before * bytes, bytes))
     }
 
+    /// Copies keys and values of so many tokens, behind `before` others, to the host.
+    ///
+    /// # Panics
+    /// If there are none, or nothing waits for them yet.
+    pub(super) fn download(&self, gpu: &Gpu, before: usize, tokens: usize) -> Result<[Vec<u8>; 2], GpuError> {
+        assert!(self.progress == Progress::Awaited, "the tokens were not fetched, or nothing waits for them");
+        let copied = |rows: &Option<Buffer>| {
+            let mut bytes = vec![0; tokens * self.row_bytes];
+            gpu.download(reserved(rows, "fetched tokens"), before * self.row_bytes, &mut bytes)?;
+            Ok(bytes)
+        };
+        Ok([copied(&self.keys)?, copied(&self.values)?])
+    }
+
     /// Reserves the copies of lists of so many tokens, and the events.
     pub(super) fn reserve(&mut self, gpu: &Gpu, lists: usize, most: usize, row_bytes: usize) -> Result<(), GpuError> {
         self.row_bytes = row_bytes;

@@ -42,6 +42,17 @@ impl ChannelLists<'_> {
     }
 }
 
+/// How numbers are rounded to codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CodeRounding {
+    /// To the nearest number that a code stands for.
+    Nearest,
+    /// To the nearest one that is not greater.
+    Down,
+    /// To the nearest one that is not less.
+    Up,
+}
+
 /// Quantised labels of all KV heads of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LabelCodes<'a> {
@@ -74,7 +85,8 @@ impl LabelCodes<'_> {
 }
 
 impl Gpu {
-    /// Builds labels of the keys of a range of tokens in `ranges` and `codes`, which have the [bytes](LabelCodes::bytes) that this takes.
+    /// Builds labels of the keys of the tokens from `first` on in `ranges` and `codes`, which have the [bytes](LabelCodes::bytes) that this
+    /// takes.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -84,7 +96,7 @@ impl Gpu {
     pub fn build_labels(
         &self,
         keys: &Cache<'_>,
-        first: usize,
+        (first, rounding): (usize, CodeRounding),
         labels: &LabelCodes<'_>,
         [ranges, codes]: [&mut Buffer; 2],
     ) -> Result<(), GpuError> {
@@ -108,10 +120,10 @@ impl Gpu {
         let function = self.function("label_scores", &format!("build_labels_{}_{bits}", keys.storage.name()))?;
         let (from, stride, chosen) = (keys.key(0, first), keys.head_stride(), channels.address());
         let (tokens, d, heads) = (tokens as u32, keys.d as i32, channels.heads as u32);
-        let (width, padded) = (channels.width as u32, labels.padded() as u32);
+        let (width, padded, rounding) = (channels.width as u32, labels.padded() as u32, rounding as i32);
         let mut launch = self.launch(&function);
         launch.arg(&from).arg(&stride).arg(&tokens).arg(&d).arg(&chosen).arg(&heads).arg(&width).arg(&padded);
-        launch.arg(&ranges).arg(&codes);
+        launch.arg(&rounding).arg(&ranges).arg(&codes);
         let grid = LaunchConfig {
             grid_dim: (tokens.div_ceil(GROUP as u32), kv_heads as u32, 1),
             block_dim: (GROUP as u32, 1, 1),

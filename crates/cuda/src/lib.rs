@@ -14,6 +14,7 @@ mod blocks;
 mod buffer;
 mod cache_flush;
 mod channels;
+mod coded_bounds;
 mod codes;
 mod collisions;
 mod count;
@@ -41,6 +42,7 @@ mod scores;
 mod staging;
 mod tail;
 mod timeline;
+mod token_cache;
 mod token_lists;
 mod top_k_launch;
 mod transfer;
@@ -69,6 +71,7 @@ pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched};
 pub use buffer::{Buffer, Plain};
 pub use cache_flush::Flood;
 pub use channels::{ChosenChannels, KeysByChannel};
+pub use coded_bounds::{CodedBounds, CodedBoundsWorkspace, PageCodes};
 pub use codes::CodedKeys;
 pub use collisions::{CollisionWorkspace, HashTables, SamplingSpec, TableShape};
 pub use distributions::{NormalizedRows, RowSum};
@@ -78,7 +81,7 @@ pub use forms::{RowMoments, forms_fit};
 pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
-pub use labels::{ChannelLists, LabelCodes};
+pub use labels::{ChannelLists, CodeRounding, LabelCodes};
 pub use launch::{
     Cache, Columns, EmbeddingTable, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation,
     RowPart, WeightMatrix,
@@ -93,6 +96,7 @@ pub use record::Recording;
 pub use scores::{Reduction, ScoreWorkspace, Scores};
 pub use tail::{TailRow, TailRows};
 pub use timeline::Timeline;
+pub use token_cache::{TokenCache, TokenCacheShape};
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
 pub use tree::{Tree, TreeTails, TreeWorkspace};
 

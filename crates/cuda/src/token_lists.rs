@@ -258,6 +258,19 @@ impl TokenLists {
         Ok(entries[0])
     }
 
+    /// Copies the keys and the values of the tokens of one list to the host, as they were fetched.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If they were not fetched, or nothing waits for them yet.
+    pub fn download_fetched(&self, gpu: &Gpu, row: usize, list: usize) -> Result<[Vec<u8>; 2], GpuError> {
+        let (mut count, index) = ([0u32], self.list(row, list).index);
+        gpu.download(reserved(&self.counts, "list lengths"), 4 * index, &mut count)?;
+        self.fetched.download(gpu, index * self.layout.most, count[0] as usize)
+    }
+
     /// Address of the weights of all lists from a row on.
     pub(super) fn weights(&self, row: usize) -> u64 {
         assert!(self.layout.is_weighted, "the lists have no weights");

@@ -58,7 +58,7 @@ impl Engine for Cpu {
         let c = &self.config;
         let mut kv = match reading.kv {
             KvPlacement::Disk(disk) => KvWriter::on_disk(disk, known, tokens.len())?,
-            KvPlacement::Memory | KvPlacement::Host => self.in_memory(known, tokens.len())?,
+            KvPlacement::Memory | KvPlacement::Host { .. } => self.in_memory(known, tokens.len())?,
         };
         let rows = reading.sparse.as_ref().map_or(PREFILL_CHUNK, |sparse| sparse.chunk_rows(PREFILL_CHUNK));
         let kept = kv.tokens();

@@ -157,16 +157,17 @@ impl Decoder {
         self.kv = KvPlacement::Disk(DiskTier::new(folder, memory, self.dimensions.kv_shape(), self.config.layers));
     }
 
-    /// Keeps keys and values of the prefixes that are read from now on in host memory. On a CPU nothing changes.
-    pub fn keep_kv_on_host(&mut self) {
-        self.kv = KvPlacement::Host;
+    /// Keeps keys and values of the prefixes that are read from now on in host memory. On GPUs each sequence keeps tokens that it has fetched
+    /// in `cached` bytes of their memory, if there are any. On a CPU nothing changes.
+    pub fn keep_kv_on_host(&mut self, cached: Option<usize>) {
+        self.kv = KvPlacement::Host { cached };
     }
 
     /// What was read and written on disk, where keys and values are kept there.
     pub fn disk_use(&self) -> Option<DiskUse> {
         match &self.kv {
             KvPlacement::Disk(disk) => Some(disk.used()),
-            KvPlacement::Memory | KvPlacement::Host => None,
+            KvPlacement::Memory | KvPlacement::Host { .. } => None,
         }
     }
 

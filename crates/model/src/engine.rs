@@ -179,7 +179,10 @@ pub(super) enum KvPlacement {
     /// In the memory of what computes.
     Memory,
     /// In host memory. For the engine on the CPU that is its memory.
-    Host,
+    Host {
+        /// Bytes of a GPU's memory in which each sequence keeps tokens that it has fetched, if it does.
+        cached: Option<usize>,
+    },
     /// In files. Only the engine on the CPU does that.
     Disk(DiskTier),
 }

@@ -294,7 +294,7 @@ impl RunRequest {
     fn keep_kv(&self, mut model: Model, config: &RunConfig) -> Model {
         match config.kv_tier {
             KvTier::Memory => {}
-            KvTier::Host => model.decoder.keep_kv_on_host(),
+            KvTier::Host => model.decoder.keep_kv_on_host(config.gpu_cache()),
             KvTier::Disk => model.decoder.keep_kv_on_disk(&self.out, config.kv_memory.0),
         }
         model

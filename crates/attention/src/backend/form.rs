@@ -39,6 +39,12 @@ pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
+/// Columns of codes as a device stores them: whole products of sixteen, rounded up to a power of two of them.
+pub(crate) fn padded_width(columns: usize) -> usize {
+    const DEPTH: usize = 16;
+    DEPTH * columns.div_ceil(DEPTH).next_power_of_two()
+}
+
 /// A method's device form, as far as every build knows it; the supertrait launches it. Its candidates are those of the prefix, unless
 /// [sequences have a token cache of their own](Self::holds) or [it grows](Self::grows).
 pub trait DeviceForm: DeviceLaunch + Send + Sync {

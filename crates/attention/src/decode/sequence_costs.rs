@@ -106,6 +106,21 @@ impl Sequence {
         }
     }
 
+    /// Moves what a device found in its cache from the bus to the device: for each layer, so many tokens of a KV head, of those that
+    /// [were collected](Self::collect_device_counters) since the last call.
+    pub fn collect_cache_hits(&mut self, tokens: &[u64]) {
+        if !self.crosses_bus() {
+            return;
+        }
+        let row_bytes = self.prefix.shape().row_bytes() as u64;
+        for (layer, tokens) in tokens.iter().enumerate() {
+            let fetched = &mut self.costs.layer_mut(layer).fetched;
+            let bytes = (tokens * row_bytes).min(fetched.host);
+            fetched.host -= bytes;
+            fetched.device += bytes;
+        }
+    }
+
     /// Whether a device reads the prefix from host memory, so that bytes cross the bus, and these can be counted: all tokens that are
     /// selected are tokens of the prefix.
     pub fn crosses_bus(&self) -> bool {

@@ -329,7 +329,6 @@ fn a_method_has_a_form_on_a_device_if_all_of_its_parts_have() {
         "sparq:storage=1xK",
         "topk:pick=sample",
         "topk:rescore=int4",
-        "quest:summary_bits=4",
         "quest:rescore=exact",
     ] {
         assert!(!form(spec), "{spec}");

@@ -32,6 +32,7 @@ pub use shape::{KvDtype, KvPart, KvShape, MOST_TOKENS};
 pub use source::{Fetched, KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
 pub use tier::{KvError, Tier, TierBytes};
+pub use token_slots::TokenSlots;
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use std::sync::Arc;
@@ -65,6 +66,7 @@ pub(crate) mod shape;
 mod source;
 mod store;
 pub(crate) mod tier;
+mod token_slots;
 
 /// The dense prefix of an example: every method and budget forks from the same one.
 #[derive(Debug)]

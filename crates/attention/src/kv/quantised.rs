@@ -45,6 +45,13 @@ pub enum Rounding {
     Up,
 }
 
+/// Bytes of codes and ranges of `tokens` rows of so many columns, as [`QuantisedRows`] stores them.
+pub fn coded_bytes(tokens: usize, columns: usize, bits: usize) -> usize {
+    let of_group = |tokens: usize| columns * (tokens * bits).div_ceil(8);
+    let (whole, rest) = (tokens / GROUP, tokens % GROUP);
+    whole * of_group(GROUP) + of_group(rest) + tokens.div_ceil(GROUP) * columns * size_of::<Range>()
+}
+
 /// Computes the range of a column's values, for codes up to `top`. If values are rounded up, the step is raised until the last code
 /// reaches the largest value in spite of rounding.
 fn range_of(values: impl Iterator<Item = f32> + Clone, top: f32, rounding: Rounding) -> Range {
@@ -378,6 +385,10 @@ mod tests {
         assert_eq!(QuantisedRows::new(&vec![1.0; 256 * 8], 8, 2).bytes(), 256 * 8 / 4 + 2 * 8 * 8);
         assert_eq!(QuantisedRows::new(&[1.0; 3], 1, 4).bytes(), 2 + 8);
         assert_eq!(QuantisedRows::new(&[], 3, 4).bytes(), 0);
+        for (tokens, columns, bits) in [(0, 3, 4), (1, 5, 2), (127, 4, 4), (128, 3, 2), (300, 7, 4), (301, 7, 2)] {
+            let rows = QuantisedRows::new(&vec![1.0; tokens * columns], columns, bits);
+            assert_eq!(coded_bytes(tokens, columns, bits), rows.bytes(), "{tokens} rows of {columns} in {bits} bits");
+        }
     }
 
     #[test]

@@ -19,11 +19,12 @@ use super::ParamInfo;
 use crate::IndexKey;
 #[cfg(test)]
 use crate::Step;
+use crate::backend::form::{WIDEST_ROW, padded_width};
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
 use crate::kv::quantised::{QuantisedRows, Rounding};
-use crate::kv::{KvDtype, KvError, KvStore, quantised};
+use crate::kv::{KvDtype, KvError, KvShape, KvStore, quantised};
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::scored::method::Scored;
@@ -186,10 +187,7 @@ impl Scorer for Bounds {
     }
 
     fn device(&self) -> Result<&dyn DeviceScorer, HostReason> {
-        match self.summary_bits {
-            None => Ok(self),
-            Some(bits) => Err(HostReason::setting("summary_bits", bits)),
-        }
+        Ok(self)
     }
 }
 
@@ -208,8 +206,21 @@ fn bound_cost(queries: usize, pages: usize, d: usize, bytes: usize) -> Cost {
 }
 
 impl DeviceScorer for Bounds {
+    fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
+        let coded = self.summary_bits.and_then(|_| HostReason::of_index_width(shape.d, WIDEST_ROW));
+        coded.into_iter().collect()
+    }
+
     fn cost(&self, step: &StepShape) -> Cost {
-        bound_cost(step.group, step.candidates.div_ceil(self.page), step.d, step.dtype.bytes())
+        let pages = step.candidates.div_ceil(self.page);
+        match self.summary_bits {
+            None => bound_cost(step.group, pages, step.d, step.dtype.bytes()),
+            Some(bits) => Cost {
+                score_flops: (4 * step.group * step.d * (pages + pages.div_ceil(quantised::GROUP))) as u64,
+                aux_bytes: self.coded_bytes(pages, step.d, bits) as u64,
+                ..Cost::default()
+            },
+        }
     }
 
     fn grows(&self) -> bool {
@@ -217,11 +228,21 @@ impl DeviceScorer for Bounds {
     }
 
     fn layer_bytes(&self, prefix: &PromptShape, dtype: KvDtype) -> usize {
-        prefix.kv_heads * bound_bytes(prefix.tokens.div_ceil(self.page), prefix.d, dtype.bytes())
+        let pages = prefix.tokens.div_ceil(self.page);
+        let of_head = match self.summary_bits {
+            None => bound_bytes(pages, prefix.d, dtype.bytes()),
+            Some(bits) => self.coded_bytes(pages.next_multiple_of(quantised::GROUP), padded_width(prefix.d), bits),
+        };
+        prefix.kv_heads * of_head
     }
 }
 
 impl Bounds {
+    /// Bytes of the minima and maxima of `pages` pages in `bits` bits, with their ranges.
+    fn coded_bytes(&self, pages: usize, d: usize, bits: usize) -> usize {
+        2 * quantised::coded_bytes(pages, d, bits)
+    }
+
     /// Appends the bounds of `keys: [token][d]`, of which the first begins a page.
     fn push(&self, pages: &mut Pages, keys: &[f32], d: usize) {
         let bounds = |fold: fn(f32, f32) -> f32| -> Vec<f32> {

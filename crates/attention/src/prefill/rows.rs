@@ -300,6 +300,7 @@ mod tests {
             "topk:ratio=0.1",
             "topk:density=0.3",
             "quest:page=4,k=12",
+            "quest:page=5,k=12,summary_bits=4",
             "double_sparsity:k=9,kind=random",
         ];
         assert_eq!(stated_for, read_there, "these are read by a device");

@@ -157,7 +157,7 @@ macro_rules! with_settings {
                 Flag::value("matmul-precision", "TYPE").texts("bf16", &["f16", ""]).identity("matmul_precision");
 
             /// Where the KV cache of each prefix is kept: memory, disk (a file in the run's folder, of which pages of --kv-memory bytes are in
-            /// memory), or host (the host's memory, which a GPU reads over the bus)
+            /// memory), or host (the host's memory, which a GPU reads over the bus; it keeps tokens in --kv-memory bytes of its own, if given)
             ///
             /// Predictions, scores and costs are those of memory; the bytes that steps fetch are counted as well. Prompts may then be longer
             /// than memory has room for; reading them takes longer. disk is for runs on the CPU, host for runs on GPUs.
@@ -166,7 +166,8 @@ macro_rules! with_settings {
             kv_tier: KvTier => KvTier = KvTier::Memory,
                 Flag::value("kv-tier", "TIER").texts("disk", &["zzz", "device"]).identity("kv_tier");
 
-            /// Memory for pages of a KV cache that is kept on disk, in bytes (K, M, G: of 1,024); 256M if not given
+            /// Memory for pages of a KV cache that is kept on disk, in bytes (K, M, G: of 1,024), 256M if not given; with --kv-tier host, the memory
+            /// of GPUs in which each setting keeps tokens that it has fetched, none if not given
             ///
             /// Indexes of methods, question and generated tokens, and one layer of a prompt while it is read take memory beside it.
             ///

@@ -194,11 +194,16 @@ impl RunConfig {
         Ok(())
     }
 
+    /// Bytes of the GPUs' memory in which each setting keeps tokens that it has fetched from host memory; `None` if it keeps none.
+    pub fn gpu_cache(&self) -> Option<usize> {
+        (self.kv_tier == KvTier::Host && self.settings.kv_memory.is_some()).then_some(self.kv_memory.0)
+    }
+
     /// Refuses tiers that are not there.
     fn check_kv_tier(&self) -> Result<(), UsageError> {
-        if self.kv_tier != KvTier::Disk && self.settings.kv_memory.is_some() {
-            return Err(UsageError::new("`kv_memory` is given, and the KV cache is not kept on disk")
-                .hint("add --kv-tier disk, or leave --kv-memory out"));
+        if self.kv_tier == KvTier::Memory && self.settings.kv_memory.is_some() {
+            return Err(UsageError::new("`kv_memory` is given, and the KV cache is kept in memory")
+                .hint("add --kv-tier disk (host on a GPU), or leave --kv-memory out"));
         }
         if self.kv_tier == KvTier::Disk && self.device != Device::Cpu {
             let what = "`kv_tier = \"disk\"` applies to a CPU only so far, and this run uses a GPU";

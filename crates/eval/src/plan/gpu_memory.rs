@@ -6,9 +6,9 @@ use std::fmt;
 use std::ops::Range;
 
 use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
-use crate::config::kv_tier::KvTier;
+use crate::config::kv_tier::{KvMemory, KvTier};
 use crate::config::run_config::RunConfig;
-use spattn_attention::kv::KvDtype;
+use spattn_attention::kv::{KvDtype, TokenSlots};
 use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
@@ -80,6 +80,7 @@ fn bytes_at(config: &RunConfig, model: &OpenModel, tokens: usize, layers: &Range
         engine,
         picking_bytes(methods, &prompt, dimensions.dtype()),
         ahead_bytes(methods, &prompt, dimensions.dtype(), config.kv_tier),
+        cached_bytes(config, &prompt, dimensions.dtype(), dimensions.config().layers),
         building,
         lists,
         waiting,
@@ -186,6 +187,40 @@ pub(super) fn ahead_bytes(methods: &[Configured], prefix: &PromptShape, dtype: K
     queries + methods.iter().map(of_method).sum::<usize>()
 }
 
+/// Bytes of a GPU's memory that tokens fetched from host memory take at most: the GPU's share of each setting's cache, which is for `layers`
+/// layers in all, and copies of one row's tokens at one layer.
+fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers: usize) -> usize {
+    let Some(bytes) = config.gpu_cache() else { return 0 };
+    let of_method = |method: &Configured| {
+        let form = method.method.device_form().ok();
+        let Some(form) = form.filter(|form| !form.takes_products(prefix.heads / prefix.kv_heads)) else { return 0 };
+        let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
+        let tokens = largest * form.list_bytes(prefix) / size_of::<u32>() + prefix.heads * GPU_FETCH_STEP;
+        bytes * prefix.layers / layers + tokens * 2 * prefix.d * dtype.bytes()
+    };
+    config.methods.iter().map(of_method).sum()
+}
+
+/// Makes sure that what GPUs may keep of a prefix of `tokens` tokens in host memory has room for a token of each KV head.
+///
+/// # Errors
+/// If it has not.
+pub(super) fn check_cache(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<(), UsageError> {
+    let Some(bytes) = config.gpu_cache() else { return Ok(()) };
+    let (dimensions, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
+    let slots = TokenSlots { bytes, heads: dimensions.layers * dimensions.kv_heads, tokens, shape };
+    if slots.of_head() > 0 {
+        return Ok(());
+    }
+    let least = KvMemory(slots.least_bytes().next_multiple_of(1 << 20));
+    let what = format!(
+        "--kv-memory {} has no room for one token of each KV head of {} and for where {tokens} tokens are",
+        KvMemory(bytes),
+        model.id
+    );
+    Err(UsageError::new(what).hint(format!("give at least --kv-memory {least}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,6 +266,49 @@ mod tests {
         let token = model.dimensions.kv_bytes_per_token();
         assert_eq!(there - below, tokens * (token - token / all.end));
         assert_eq!(host_kv_of_example(&config, &model, tokens), Some(tokens * token));
+    }
+
+    #[test]
+    fn tokens_kept_on_a_gpu_take_what_each_setting_may_keep_and_copies_of_a_row() {
+        let (_, model) = run();
+        let (tokens, all) = (4096, 0..model.dimensions.config().layers);
+        let of = |methods: &str, more: &str| {
+            let text = format!("tasks = ['ruler/vt']\nlengths = [4096]\nmethods = [{methods}]\n{more}");
+            let mut config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            config.kv_tier = KvTier::Host;
+            bytes_at(&config, &model, tokens, &all)
+        };
+        let shape = model.dimensions.prompt_shape(tokens);
+        let copies = |k: usize| shape.heads * (k + GPU_FETCH_STEP) * model.dimensions.kv_shape().row_bytes();
+        for (methods, caches) in [
+            ("'quest:k=32'", (8 << 20) + copies(32)),
+            ("'quest:k=32', 'quest:k=64'", (16 << 20) + copies(32) + copies(64)),
+            // One reads all keys over the bus, one picks on the host.
+            ("'topk:k=32', 'quest:k=32,rescore=exact'", 0),
+        ] {
+            assert_eq!(of(methods, "kv_tier = 'disk'\nkv_memory = '8M'") - of(methods, ""), caches, "{methods}");
+        }
+    }
+
+    #[test]
+    fn memory_without_room_for_a_token_is_refused() {
+        let (mut config, model) = run();
+        config.kv_tier = KvTier::Host;
+        assert!(check_cache(&config, &model, 1 << 20).is_ok(), "nothing is kept");
+        // A config is read for this machine, where the memory is for pages.
+        let text = "tasks = ['ruler/vt']\nmethods = ['topk']\nkv_tier = 'disk'\nkv_memory = '1M'";
+        config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
+        config.kv_tier = KvTier::Host;
+        assert!(check_cache(&config, &model, 4096).is_ok());
+        let error = check_cache(&config, &model, 1 << 20).unwrap_err();
+        assert!(error.what.contains("--kv-memory 1M has no room") && error.what.contains("1048576 tokens"), "{error}");
+        // Four bytes for each token of each KV head, and what a token takes.
+        let (c, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
+        let least = c.layers * c.kv_heads * ((4 << 20) + 16 + shape.row_bytes() + 16);
+        let hint = error.hint.unwrap();
+        assert_eq!(hint, format!("give at least --kv-memory {}M", least.div_ceil(1 << 20)));
+        config.kv_memory = KvMemory(least.next_multiple_of(1 << 20));
+        assert!(check_cache(&config, &model, 1 << 20).is_ok());
     }
 
     #[test]

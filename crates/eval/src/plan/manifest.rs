@@ -92,7 +92,11 @@ pub fn identity(config: &RunConfig, variant: Variant, model: &OpenModel, data: O
     // A tier changes no result, but what is fetched from it is counted, and depends on its memory.
     if config.kv_tier != KvTier::Memory {
         identity["kv_tier"] = config.kv_tier.name().into();
-        identity["kv_memory"] = config.kv_memory.to_string().into();
+    }
+    match (config.kv_tier, config.gpu_cache()) {
+        (KvTier::Disk, _) => identity["kv_memory"] = config.kv_memory.to_string().into(),
+        (_, Some(_)) => identity["kv_memory"] = format!("{} of GPUs", config.kv_memory).into(),
+        (_, None) => {}
     }
     // Runs without the key are those from before there was a choice.
     if config.local_layers != LocalLayers::Dense {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use anyhow::Result;
 
 use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
-use super::gpu_memory::{fullest, gpu_needs};
+use super::gpu_memory::{check_cache, fullest, gpu_needs};
 use super::memory::{bytes_of_example, host_kv_of_example};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::kv_tier::KvTier;
@@ -468,6 +468,7 @@ impl Planner<'_> {
         if self.is_elsewhere {
             return Ok(());
         }
+        check_cache(self.config, self.model, tokens)?;
         if let Some(need) = fullest(&gpu_needs(self.config, self.model, tokens)?) {
             need.check(self.config, &format!("{what}, {tokens} tokens, takes"), &self.model.id)?;
         }

@@ -136,11 +136,11 @@ impl MethodCosts {
 /// Bytes that each of so many steps fetched, where the KV cache is not in memory.
 fn fetched(sequence: &Sequence, all: &Cost, steps: usize) -> Option<FetchedBytes> {
     let each = |bytes: u64| bytes as f64 / steps as f64;
-    let TierBytes { host, disk, .. } = all.fetched;
+    let TierBytes { device, host, disk } = all.fetched;
     match sequence.prefix().source().paging() {
         _ if steps == 0 => None,
         Some(_) => Some(FetchedBytes { memory: each(host), disk: each(disk), bus: None }),
-        None if sequence.crosses_bus() => Some(FetchedBytes { memory: 0.0, disk: 0.0, bus: Some(each(host)) }),
+        None if sequence.crosses_bus() => Some(FetchedBytes { memory: each(device), disk: 0.0, bus: Some(each(host)) }),
         None => None,
     }
 }

@@ -227,7 +227,10 @@ impl Runner<'_> {
                 select_on: self.model.decoder.gpu().map(|_| run.select_on.to_owned()),
                 kv: match self.config.kv_tier {
                     KvTier::Memory => None,
-                    KvTier::Host => Some("host memory, read over the bus".to_owned()),
+                    KvTier::Host => Some(match self.config.gpu_cache() {
+                        None => "host memory, read over the bus".to_owned(),
+                        Some(_) => format!("host memory, {} of tokens in GPU memory", self.config.kv_memory),
+                    }),
                     KvTier::Disk => Some(format!("disk, {} of pages in memory", self.config.kv_memory)),
                 },
             })),

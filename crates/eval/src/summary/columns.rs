@@ -238,11 +238,11 @@ summary_columns! {
     bytes_share: Option<f64> = Share, Mean, "read %" (Less);
     /// Memory of the index, relative to that of the keys and values that it is an index of; empty in records from before the size of keys and values was stored.
     index_share: Option<f64> = Share, Mean, "index %" (Less);
-    /// Bytes of K and V in the pages that a token fetched from memory, over all layers; only with `--kv-tier disk`.
+    /// Bytes of K and V that a token found in the faster memory, over all layers: in pages with `--kv-tier disk`, in the GPU's memory with `--kv-tier host` and `--kv-memory`.
     fetched_memory_per_token: Option<f64> = Bytes, Mean, "memory KB";
     /// Bytes of K and V in the pages that a token fetched from disk, over all layers, if the method had the memory for pages to itself; only with `--kv-tier disk`.
     fetched_disk_per_token: Option<f64> = Bytes, Mean, "disk KB" (Less);
-    /// Share of the fetched pages that were in memory: mean over examples; only with `--kv-tier disk`.
+    /// Share of what was fetched that was in the faster memory, of pages with `--kv-tier disk`, of bytes with `--kv-tier host` and `--kv-memory`: mean over examples.
     page_hits: Option<f64> = Share, Mean, "hits %" (More);
     /// Bytes of K and V that a token fetched over the bus from host memory to the GPU, over all layers; only with `--kv-tier host`.
     fetched_bus_per_token: Option<f64> = Bytes, Mean, "bus KB" (Less);

@@ -122,9 +122,9 @@ fn row(cell: &SummaryCell, reference: Option<&SummaryCell>, times: RowTimes) -> 
         cost1_published: mean_of_known(cell, |r| Some(r.comparable?.cost1_published)),
         shared_bytes_resident: mean_of_known(cell, |r| Some(r.comparable?.shared_bytes_resident)),
         bytes_share: reference.and_then(|full| bytes_share(cell, full)),
-        fetched_memory_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.memory)),
+        fetched_memory_per_token: mean_of_known(cell, of_memory),
         fetched_disk_per_token: mean_of_known(cell, |r| Some(of_pages(r)?.disk)),
-        page_hits: mean_of_known(cell, |r| of_pages(r)?.hits()),
+        page_hits: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.hits()),
         fetched_bus_per_token: mean_of_known(cell, |r| r.fetched_per_token.as_deref()?.bus),
         missed_share: mean_of_known(cell, |r| r.missed_share.as_deref().copied()),
         index_share: mean_of_known(cell, |r| Some(r.aux_bits? / f64::from(r.kv_bits.filter(|bits| *bits > 0)?))),
@@ -222,6 +222,12 @@ fn kl_p99(likelihoods: &[&Likelihood]) -> f64 {
 /// What a record fetched in pages, if its KV cache was read so.
 fn of_pages(record: &Record) -> Option<&FetchedBytes> {
     record.fetched_per_token.as_deref().filter(|fetched| fetched.bus.is_none())
+}
+
+/// What a record fetched from the faster memory, if anything is kept there.
+fn of_memory(record: &Record) -> Option<f64> {
+    let fetched = record.fetched_per_token.as_deref()?;
+    (fetched.bus.is_none() || fetched.memory > 0.0).then_some(fetched.memory)
 }
 
 /// Mean over the records that have it.
@@ -341,6 +347,14 @@ mod tests {
         let row = summarize(&[of_bus(0, 10.0), of_bus(1, 30.0)], &[]).remove(0);
         assert!(close(row.fetched_bus_per_token, 20.0));
         assert_eq!((row.fetched_memory_per_token, row.fetched_disk_per_token, row.page_hits), (None, None, None));
+        // What a GPU has kept did not cross the bus.
+        let kept = Record {
+            fetched_per_token: Some(FetchedBytes { memory: 30.0, disk: 0.0, bus: Some(10.0) }.into()),
+            ..method("topk", "", 0, 1.0)
+        };
+        let row = summarize(&[kept], &[]).remove(0);
+        assert!(close(row.fetched_memory_per_token, 30.0) && close(row.page_hits, 0.75));
+        assert!(close(row.fetched_bus_per_token, 10.0) && row.fetched_disk_per_token.is_none());
     }
 
     #[test]

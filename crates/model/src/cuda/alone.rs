@@ -381,7 +381,7 @@ impl RunAlone {
         let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
         let tail = layer.tail.view(layer.shape, layer.copies());
         let lists = &mut self.picks.of_layer(copy).own.lists;
-        layer.gpu.fetch_tokens(lists, &cache, layer.prefix.tokens(), &[tail.cache(copy)])
+        layer.gpu.fetch_tokens(lists, &cache, layer.prefix.tokens(), &[tail.cache(copy)], None)
     }
 
     /// Picks for a copy by queries `[sequence][head][d]` that are known one layer earlier, and fetches what it picked.

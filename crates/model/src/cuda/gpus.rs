@@ -101,11 +101,13 @@ impl Cuda {
     /// An empty prefix whose layers are where those of the model are, or in host memory if that is where keys and values are kept.
     pub(super) fn empty_prefix(&self, kv: &KvPlacement, capacity: usize) -> Result<DevicePrefix, GpuError> {
         let gpus = self.segments.iter().flat_map(|segment| segment.range.clone().map(move |_| &segment.gpu));
-        let tier = match kv {
-            KvPlacement::Host => Tier::Host,
-            KvPlacement::Memory | KvPlacement::Disk(_) => Tier::Device,
+        let (tier, cached) = match kv {
+            KvPlacement::Host { cached } => (Tier::Host, *cached),
+            KvPlacement::Memory | KvPlacement::Disk(_) => (Tier::Device, None),
         };
-        DevicePrefix::in_tier(tier, gpus, self.shape(), capacity)
+        let mut prefix = DevicePrefix::in_tier(tier, gpus, self.shape(), capacity)?;
+        prefix.cached = cached;
+        Ok(prefix)
     }
 
     /// Room for so many rows on each GPU; what it held is lost where it has to grow.
@@ -260,7 +262,7 @@ impl Cuda {
         let Some(parts) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceParts>()) else {
             return Ok(());
         };
-        let (mut picked, mut missed, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut picked, mut missed, mut found, mut held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (segment, own) in self.segments.iter().zip(&mut parts.0) {
             let Some(buffer) = own.picked.take() else { return Ok(()) };
             let mut counters = vec![0; segment.counters()];
@@ -271,11 +273,15 @@ impl Cuda {
                 segment.gpu.download(&buffer, 0, &mut counters)?;
                 missed.extend(counters.chunks_exact(2).map(|pair| [pair[0], pair[1]]));
             }
+            for cache in &mut own.cached {
+                found.push(cache.as_mut().map_or(Ok(0), |cache| cache.take_hits(&segment.gpu))?);
+            }
             for tokens in &own.held {
                 held.push(tokens.as_ref().map(|tokens| tokens.count(&segment.gpu, kv_heads)).transpose()?);
             }
         }
         fork.collect_device_counters(&picked);
+        fork.collect_cache_hits(&found);
         fork.collect_device_misses(&missed);
         for (layer, tokens) in held.into_iter().enumerate() {
             tokens.into_iter().for_each(|tokens| fork.set_resident_tokens(layer, tokens));

@@ -27,6 +27,8 @@ pub(super) struct DevicePrefix {
     pub(super) layers: Vec<PrefixLayer>,
     pub(super) capacity: usize,
     pub(super) tokens: usize,
+    /// Bytes of the GPUs' memory in which each sequence keeps tokens that it has fetched from host memory.
+    pub(super) cached: Option<usize>,
     tier: Tier,
     /// While a prompt is read into host memory: on each GPU, room for one layer.
     staged: Vec<StagedLayer>,
@@ -104,7 +106,7 @@ impl DevicePrefix {
     ) -> Result<Self, GpuError> {
         let layer = |gpu: &Arc<Gpu>| PrefixLayer::new(gpu, shape, capacity, tier);
         let layers = gpus.into_iter().map(layer).collect::<Result<_, GpuError>>()?;
-        Ok(Self { shape, layers, capacity, tokens: 0, tier, staged: Vec::new() })
+        Ok(Self { shape, layers, capacity, tokens: 0, cached: None, tier, staged: Vec::new() })
     }
 
     /// Brings a layer to where a chunk of a prompt is added to it, with the first `known` tokens. What is added is lost unless it is
@@ -269,6 +271,8 @@ pub(super) struct SequenceKv {
     pub(super) missed: Option<Buffer>,
     /// What the device picked last, by layer, for tokens that attend it again.
     pub(super) kept: Vec<kernels::TokenLists>,
+    /// Tokens of the prefix that the run has fetched, by layer; empty if it keeps none.
+    pub(super) cached: Vec<Option<kernels::TokenCache>>,
     /// What the run holds at each layer, where its method lets tokens go on the device.
     pub(super) held: Vec<Option<kernels::HeldTokens>>,
 }

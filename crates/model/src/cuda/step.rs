@@ -11,15 +11,15 @@ use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{ComparedPicks, LayerPicks, Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
-use spattn_attention::kv::{DeviceKv, KvError, Tier};
+use spattn_attention::kv::{DeviceKv, KvError, Tier, TokenSlots};
 use spattn_attention::{
     AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep, RowSeed,
     SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, Cache, GpuError, HeldTokens, Place, Prepared, Queries,
-    TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenCache,
+    TokenCacheShape, TokenLists,
 };
 
 /// What is the same at all layers of a step, on all GPUs.
@@ -56,9 +56,17 @@ impl Group {
         self.is_ahead && streams[self.streams[0]].fork.selects_ahead_at(layer)
     }
 
-    /// Whether what is picked early is fetched, too: for one row, so that it takes no more memory than was planned.
-    fn is_fetched(&self) -> bool {
-        self.rows.len() == 1 && self.again.is_empty()
+    /// The row that lists of tokens are fetched for: the only one, so that copies take no more memory than was planned.
+    fn only_row(&self) -> Option<u32> {
+        match (&self.rows[..], &self.again[..]) {
+            ([row], []) | ([], [(row, None)]) => Some(*row),
+            _ => None,
+        }
+    }
+
+    /// Whether the only row attends again what was picked in an earlier step.
+    fn attends_again(&self) -> bool {
+        self.rows.is_empty() && self.only_row().is_some()
     }
 }
 
@@ -161,9 +169,9 @@ impl Segment {
     /// What a stream has on this GPU, with room for what it reads behind its prefix; `old` is what it had before.
     pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
         let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-        let (tail, picked, missed, mut kept, holding) = match old {
-            Some(own) => (Some(own.tail), own.picked, own.missed, own.kept, own.held),
-            None => (None, None, None, Vec::new(), Vec::new()),
+        let (tail, picked, missed, mut kept, cached, holding) = match old {
+            Some(own) => (Some(own.tail), own.picked, own.missed, own.kept, own.cached, own.held),
+            None => (None, None, None, Vec::new(), self.empty_caches(stream)?, Vec::new()),
         };
         let needed = held + stream.tokens.len();
         let tail = Tail::of(&self.gpu, self.shape(), self.layers.len(), tail, held, needed)?;
@@ -179,7 +187,28 @@ impl Segment {
             kept.resize_with(self.layers.len(), TokenLists::default);
         }
         let holding = self.hold(stream, holding)?;
-        Ok(SequenceKv { tail, picked, missed, kept, held: holding })
+        Ok(SequenceKv { tail, picked, missed, kept, cached, held: holding })
+    }
+
+    /// Where a run keeps tokens that it fetches from host memory, at each layer of this GPU; nowhere if it keeps none. A method that scores all
+    /// keys has to read them over the bus in any case.
+    fn empty_caches(&self, stream: &Stream<'_>) -> Result<Vec<Option<TokenCache>>, GpuError> {
+        let (fork, prefix, c) = (&*stream.fork, shared(stream.fork.prefix()), &self.config);
+        let (Some(bytes), true) = (prefix.cached, fork.selects_on_device()) else { return Ok(Vec::new()) };
+        let has_one = |layer: &usize| {
+            fork.device_form(*layer).is_some_and(|(form, _)| !form.takes_products(c.heads / c.kv_heads))
+        };
+        let heads = c.kv_heads * (0..c.layers).filter(has_one).count();
+        let slots = TokenSlots { bytes, heads, tokens: prefix.tokens, shape: self.shape() }.of_head();
+        let shape = TokenCacheShape {
+            kv_heads: c.kv_heads,
+            d: c.head_dim,
+            storage: self.storage(),
+            tokens: prefix.tokens,
+            slots,
+        };
+        let cache = |layer| (slots > 0 && has_one(&layer)).then(|| TokenCache::new(&self.gpu, shape)).transpose();
+        self.range.clone().map(cache).collect()
     }
 
     /// What a run holds at each layer, with room for what it can hold behind a stream: as it was, or as it begins.
@@ -409,13 +438,20 @@ impl Segment {
     /// The lists that [`RowOfLists`] numbers.
     fn lists_of<'a>(
         &self,
-        picks: &'a [SelectionWorkspace],
+        (picks, groups): (&'a [SelectionWorkspace], &[Group]),
         streams: &'a [Stream<'_>],
         layer: usize,
         none: &'a TokenLists,
     ) -> Vec<&'a TokenLists> {
         let place = self.place_of(layer);
-        let kept = streams.iter().map(|stream| sequence_kv(stream.fork, self.number).kept.get(place).unwrap_or(none));
+        let kept = |(number, stream): (usize, &'a Stream<'_>)| {
+            let mut fetched = groups.iter().zip(picks).filter(|(group, _)| group.streams.contains(&number));
+            match fetched.find(|(group, _)| group.attends_again() && self.is_cached(group, layer, streams)) {
+                Some((_, workspace)) => &workspace.picked(layer).lists,
+                None => sequence_kv(stream.fork, self.number).kept.get(place).unwrap_or(none),
+            }
+        };
+        let kept = streams.iter().enumerate().map(kept);
         kept.chain(picks.iter().map(|workspace| &workspace.picked(layer).lists)).collect()
     }
 
@@ -438,9 +474,19 @@ impl Segment {
                 (true, None) => unreachable!("the layer before made the queries ahead"),
                 (false, _) => &*qkv,
             };
-            self.pick_for_group(group, workspace.of_layer(layer), queries, scratch, (layer, streams, rows))?;
+            let at = (layer, streams, rows);
+            self.pick_for_group(group, workspace.of_layer(layer), queries, scratch, at)?;
+            if self.is_cached(group, layer, streams) {
+                self.fetch_for_group(group, workspace.of_layer(layer), at)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether tokens that a group attends at a layer are fetched into a cache.
+    fn is_cached(&self, group: &Group, layer: usize, streams: &[Stream<'_>]) -> bool {
+        let cached = &sequence_kv(streams[group.streams[0]].fork, self.number).cached;
+        cached.get(self.place_of(layer)).is_some_and(Option::is_some)
     }
 
     /// Makes the queries by which a layer's tokens are picked ahead, of the input of the layer before; and picks and fetches where that can be
@@ -478,15 +524,21 @@ impl Segment {
         picks: LayerPicks<'_>,
         (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
     ) -> Result<(), GpuError> {
-        let fork = &*streams[group.streams[0]].fork;
-        let prefix = shared(fork.prefix());
-        if prefix.tier() != Tier::Host || !group.is_fetched() || fork.device_form(layer).is_none() {
+        let Some(row) = group.only_row() else { return Ok(()) };
+        let stream = &streams[rows[row as usize].stream];
+        let (prefix, place) = (shared(stream.fork.prefix()), self.place_of(layer));
+        if prefix.tier() != Tier::Host || stream.fork.device_form(layer).is_none() {
             return Ok(());
         }
-        let stream_of = |row: &u32| &streams[rows[*row as usize].stream];
-        let tails: Vec<kernels::Tail<'_>> = group.rows.iter().map(|row| self.tail_of(stream_of(row))).collect();
-        let tails: Vec<Cache<'_>> = tails.iter().map(|tail| tail.cache(self.place_of(layer))).collect();
-        self.gpu.fetch_tokens(&mut picks.own.lists, &prefix.cache(layer), prefix.tokens, &tails)
+        let own = sequence_kv(stream.fork, self.number);
+        let lists = &mut picks.own.lists;
+        let (tail, cache) = (self.tail_of(stream), own.cached.get(place).and_then(Option::as_ref));
+        match (group.attends_again(), cache) {
+            (true, None) => return Ok(()),
+            (true, Some(_)) => lists.keep(&self.gpu, &own.kept[place], 0)?,
+            (false, _) => {}
+        }
+        self.gpu.fetch_tokens(lists, &prefix.cache(layer), prefix.tokens, &[tail.cache(place)], cache)
     }
 
     /// Hands queries that were made ahead to streams whose tokens the host selects.
@@ -641,10 +693,10 @@ impl Segment {
             self.gpu.reserve(&mut workspace.wide, 4 * rows.len() * width)?;
         }
         self.gpu.mark(&mut workspace.timeline)?;
-        self.note_work(workspace, layer, picking, streams, rows, &plans);
+        self.note_work(workspace, layer, picking, streams, (rows, groups), &plans);
         let mut picked = workspace.picks.iter_mut().map(|picks| picks.of_layer(layer).own);
         picked.try_for_each(|picks| self.gpu.await_tokens(&mut picks.lists))?;
-        self.attend_rows(workspace, layer, streams, rows, &plans, watched)?;
+        self.attend_rows(workspace, layer, streams, (rows, groups), &plans, watched)?;
         self.keep_picks(&workspace.picks, layer, streams, rows, groups)?;
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
@@ -685,11 +737,11 @@ impl Segment {
         layer: usize,
         picking: Vec<Duration>,
         streams: &[Stream<'_>],
-        rows: &[Row],
+        (rows, groups): (&[Row], &[Group]),
         plans: &[RowPlan],
     ) {
         let none = TokenLists::default();
-        let lists = self.lists_of(&workspace.picks, streams, layer, &none);
+        let lists = self.lists_of((&workspace.picks, groups), streams, layer, &none);
         let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
         for (row, plan) in rows.iter().zip(plans) {
             let fork = &streams[row.stream].fork;
@@ -793,7 +845,7 @@ impl Segment {
         workspace: &mut Workspace,
         layer: usize,
         streams: &[Stream<'_>],
-        rows: &[Row],
+        (rows, groups): (&[Row], &[Group]),
         plans: &[RowPlan],
         watched: bool,
     ) -> Result<(), GpuError> {
@@ -802,7 +854,7 @@ impl Segment {
         let Workspace { qkv, attended, wide, picks, attention, .. } = workspace;
         let own = &mut attention[if picks.iter().any(|picks| picks.alternates) { layer % 2 } else { 0 }];
         let none = TokenLists::default();
-        let lists = self.lists_of(picks, streams, layer, &none);
+        let lists = self.lists_of((picks, groups), streams, layer, &none);
         let mut attention = self.attention_of(streams, rows, plans, &lists, own);
         let wide = wide.as_mut().filter(|_| watched);
         let (cache, scale) = (shared(&prefix).cache(layer), prefix.spec(layer).scale.factor());

@@ -8,7 +8,7 @@ use crate::backend::active::{
 };
 use crate::backend::form::row_width;
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{Buffer, ChannelLists, GpuError, IndexRows, LabelCodes};
+use spattn_cuda::{Buffer, ChannelLists, CodeRounding, GpuError, IndexRows, LabelCodes};
 
 /// The label cache of a layer.
 pub(super) struct LayerLabels {
@@ -54,7 +54,8 @@ impl LabelScores {
                 let labels = LabelCodes { channels, bits, tokens, kv_heads: cache.kv_heads };
                 let [range_bytes, code_bytes] = labels.bytes();
                 let (mut ranges, mut codes) = (gpu.alloc(range_bytes)?, gpu.alloc(code_bytes)?);
-                gpu.build_labels(cache, layer.candidates.start, &labels, [&mut ranges, &mut codes])?;
+                let from = (layer.candidates.start, CodeRounding::Nearest);
+                gpu.build_labels(cache, from, &labels, [&mut ranges, &mut codes])?;
                 StoredLabels::Codes { ranges, codes }
             }
         })

@@ -1,29 +1,18 @@
 //! The label cache on a device: which shapes it fits, what it costs and how much memory it takes.
 
 use super::LabelScores;
-use crate::backend::form::{WIDEST_ROW, row_width};
+use crate::backend::form::{WIDEST_ROW, padded_width, row_width};
 use crate::backend::reasons::HostReason;
 use crate::backend::scorer::DeviceScorer;
 use crate::cost::Cost;
-use crate::kv::quantised::GROUP;
+use crate::kv::quantised::{GROUP, coded_bytes};
 use crate::kv::{KvDtype, KvShape};
 use crate::{PromptShape, StepShape};
-use spattn_kernels::codes::CodeRange;
-
-/// Bytes of a channel's range.
-const RANGE_BYTES: usize = size_of::<CodeRange>();
-/// Channels of one matrix product. Labels in 4 or 2 bits are padded to a power of two of them.
-const DEPTH: usize = 16;
 
 impl LabelScores {
     /// Bytes of the host's labels of `tokens` tokens.
     pub(super) fn label_bytes(&self, tokens: usize, width: usize) -> usize {
-        if self.bits == 16 {
-            return 2 * tokens * width;
-        }
-        let bytes = |tokens: usize| width * (tokens * self.bits).div_ceil(8);
-        let (whole, rest) = (tokens / GROUP, tokens % GROUP);
-        whole * bytes(GROUP) + bytes(rest) + tokens.div_ceil(GROUP) * width * RANGE_BYTES
+        if self.bits == 16 { 2 * tokens * width } else { coded_bytes(tokens, width, self.bits) }
     }
 }
 
@@ -53,11 +42,7 @@ impl DeviceScorer for LabelScores {
 
     fn layer_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let width = self.channels.of(prefix.d);
-        let held = if self.bits == 16 {
-            row_width(width).unwrap_or(width)
-        } else {
-            DEPTH * width.div_ceil(DEPTH).next_power_of_two()
-        };
+        let held = if self.bits == 16 { row_width(width).unwrap_or(width) } else { padded_width(width) };
         prefix.kv_heads * (self.label_bytes(prefix.tokens.next_multiple_of(GROUP), held) + 4 * width)
     }
 }

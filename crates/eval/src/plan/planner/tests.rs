@@ -257,7 +257,7 @@ fn what_picks_on_a_gpu_takes_room_for_lists_and_for_each_index_once() {
     // Masks are kept for both layers if later tokens reuse them.
     assert!(bytes(&["hip:k=32,r_m=1"]) >= 8 * 32 * 4);
     assert_eq!(bytes(&["hip:k=32,r_m=2"]), 3 * bytes(&["hip:k=32,r_m=1"]));
-    assert_eq!(bytes(&["full", "random", "snapkv", "quest:summary_bits=4"]), 0);
+    assert_eq!(bytes(&["full", "random", "snapkv", "quest:rescore=exact"]), 0);
 }
 
 #[test]
