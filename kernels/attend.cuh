@@ -97,6 +97,8 @@ struct Head {
     // Share and vector, if the device computed them; else null.
     const float* rest_share;
     const float* rest_vector;
+    // A partial softmax that was computed elsewhere, as the others; null for none.
+    const float* given;
 };
 
 // Where partials are written, and what they are merged into: outputs `[head][d]`, and also in f32 unless `wide` is null.
@@ -152,6 +154,8 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
     }
     const float sink = to.sinks ? to.sinks[number % to.row_heads] : -CUDART_INF_F;
     most = fmaxf(most, sink);
+    const float given_most = head.given ? head.given[0] : -CUDART_INF_F;
+    most = fmaxf(most, given_most);
     float sum = 0.0f;
     float2 total[MOST] = {};
     for (int start = 0; start < parts; start += 32) {
@@ -177,6 +181,16 @@ template <typename T> __device__ __forceinline__ void merge_head(const Merging<T
     }
     sum = warp_sum(sum);
     if (sink != -CUDART_INF_F) sum += expf(sink - most);
+    if (given_most != -CUDART_INF_F) {
+        const float weight = expf(given_most - most);
+        sum += weight * head.given[1];
+#pragma unroll
+        for (int m = 0; m < MOST; ++m) {
+            const int channel = 2 * (m * 32 + lane);
+            if (channel >= d) continue;
+            total[m].x += weight * head.given[2 + channel], total[m].y += weight * head.given[3 + channel];
+        }
+    }
     float rest_weight = 0.0f;
     const float* vector = nullptr;
     if (rest != -CUDART_INF_F) {

@@ -5,6 +5,8 @@
 
 #[path = "gpu/ahead.rs"]
 mod ahead;
+#[path = "gpu/attend_on_host.rs"]
+mod attend_on_host;
 mod golden_model;
 #[path = "gpu/host_tier.rs"]
 mod host_tier;

@@ -298,6 +298,9 @@ impl BenchArgs {
             );
             return Err(UsageError::new(what).hint("time whole steps: use `bench decode`").into());
         }
+        if let Some(method) = methods.iter().find(|method| method.method.attends_on_host()) {
+            self.check_attending_on_host(method)?;
+        }
         if let Some(method) = methods.iter().find(|method| !method.method.counts_costs()) {
             let what = format!(
                 "method `{}` runs in another process: nobody counts its work, and pipes take its time",
@@ -306,6 +309,23 @@ impl BenchArgs {
             return Err(UsageError::new(what).hint("its answers can be measured: use `spattn eval`").into());
         }
         Ok(methods)
+    }
+
+    /// Refuses a method that attends on the host where a GPU would not leave that to it.
+    fn check_attending_on_host(&self, method: &Configured) -> Result<(), UsageError> {
+        let label = method.label();
+        if self.device()? == Device::Cpu || !matches!(self.what, What::Attention | What::Decode) {
+            return Ok(());
+        }
+        if self.kv_tier != BenchTier::Host {
+            let what = format!("method `{label}` attends on the host, and keys and values are in the GPU's memory");
+            return Err(UsageError::new(what).hint("keep them in the host's: --kv-tier host; or leave attend_on out"));
+        }
+        if self.what == What::Decode && self.batches.iter().any(|batch| *batch > 1) {
+            let what = format!("method `{label}` attends on the host, for which `bench decode` times one sequence");
+            return Err(UsageError::new(what).hint("leave --batch out, or use `bench attention`"));
+        }
+        Ok(())
     }
 
     /// Starts the peers' script, if it was requested.
@@ -382,6 +402,7 @@ impl BenchArgs {
                 "read_gbps": bench.roof.read_gbps,
                 "peak_gflops": bench.roof.peak_gflops,
                 "link_gbps": bench.roof.link_gbps,
+                "host_gbps": bench.roof.host_gbps,
             },
             "notes": bench.notes,
         });

@@ -141,6 +141,25 @@ fn a_plan_states_memory_by_tier() {
     assert!((whole * 8 / 10..whole * 9 / 10).contains(&saved), "{saved} of {whole}");
 }
 
+/// On a CPU the host attends anyway.
+#[test]
+fn what_the_host_attends_for_a_gpu_is_what_a_cpu_attends() {
+    let dir = TempDir::new().unwrap();
+    let run = |attend_on: &str| {
+        let spec = format!("magicpig:K=6,L=20,attend_on={attend_on}");
+        let args = ["eval", "-q", "-t", "ruler/niah_single_2", "-l", "1K", "-n", "2", "-m", &spec, "--out", attend_on];
+        spattn(&args).within(dir.path()).ok();
+        let mut found = records(&dir.path().join(attend_on)).0;
+        // What was asked for is all that differs.
+        let fields = found.iter_mut().map(|record| record.as_object_mut().unwrap());
+        fields.for_each(|record| ["params", "settings"].iter().for_each(|field| drop(record.remove(*field))));
+        found
+    };
+    let (device, host) = (run("device"), run("host"));
+    assert_eq!(device.len(), 4, "two records of full, and two of the method");
+    assert_eq!(device, host);
+}
+
 /// What a tier is for is said before anything is done.
 #[test]
 fn a_tier_of_another_device_is_refused_with_the_one_to_take() {

@@ -31,7 +31,9 @@ pub use calibration::artefact;
 pub use configured::{Configured, FIRST_REVISION};
 pub use decode::fidelity;
 pub use decode::index_cache::IndexCache;
-pub use decode::layer_step::{DataIndependentStep, DeviceSelectStep, HostStep, LayerStep, SelectionSite, StaticStep};
+pub use decode::layer_step::{
+    AttendedPart, DataIndependentStep, DeviceSelectStep, HostStep, LayerStep, PartStep, SelectionSite, StaticStep,
+};
 pub use decode::sequence::Sequence;
 pub use decode::start::StartError;
 pub use decode::timing::{AttentionTime, IndexTime};

@@ -169,6 +169,16 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
+    /// Whether the host attends what it selects, where a device holds or reads the prefix; the device attends static tokens and merges both
+    /// softmaxes. It selects for each query head, or by ordinary logits for a group. Default false: the device attends.
+    fn attends_on_host(&self) -> bool {
+        false
+    }
+
+    /// Takes what a device made of the queries of the next step, for the group of a KV head: codes, by which
+    /// [`select`](Self::select) looks up tokens instead of hashing queries itself. Does nothing by default.
+    fn take_codes(&self, _state: &mut Self::State, _codes: &[u16]) {}
+
     /// Its form on a device, with equal selections.
     ///
     /// # Errors
@@ -420,6 +430,10 @@ pub trait AnyMethod: Send + Sync {
     fn is_data_independent(&self) -> bool;
     /// See [`Method::selects_ahead`].
     fn selects_ahead(&self) -> bool;
+    /// See [`Method::attends_on_host`].
+    fn attends_on_host(&self) -> bool;
+    /// See [`Method::take_codes`].
+    fn take_codes(&self, state: &mut dyn Any, codes: &[u16]);
     /// See [`Method::device_form`].
     ///
     /// # Errors
@@ -510,6 +524,12 @@ impl<M: Method> AnyMethod for M {
     }
     fn selects_ahead(&self) -> bool {
         Method::selects_ahead(self)
+    }
+    fn attends_on_host(&self) -> bool {
+        Method::attends_on_host(self)
+    }
+    fn take_codes(&self, state: &mut dyn Any, codes: &[u16]) {
+        Method::take_codes(self, state.downcast_mut().expect(OWN), codes);
     }
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         Method::device_form(self)

@@ -104,6 +104,8 @@ struct HeadParts {
     vector: u32,
     /// Device addresses of a share and of the vector that represents the rest; zeros if there is none.
     rest: [u64; 2],
+    /// Device address of a partial softmax that was computed elsewhere; zero if there is none.
+    partial: u64,
 }
 
 // SAFETY: four- and eight-byte words without padding, for which any bits are valid.
@@ -129,6 +131,9 @@ pub struct Attention {
     tokens: Vec<u32>,
     weights: Vec<f32>,
     vectors: Vec<f32>,
+    /// Partial softmaxes that were computed elsewhere, and where they begin by head of a row.
+    given: Vec<f32>,
+    given_to: Vec<(usize, usize)>,
     partials: u32,
     /// Tokens of the prefix that all units share.
     prefix_tokens: Option<usize>,
@@ -156,6 +161,8 @@ impl Attention {
             tokens: Vec::new(),
             weights: Vec::new(),
             vectors: Vec::new(),
+            given: Vec::new(),
+            given_to: Vec::new(),
             partials: 0,
             prefix_tokens: None,
             least_layers: usize::MAX,
@@ -275,6 +282,21 @@ impl Attention {
         self.vectors.extend_from_slice(value);
     }
 
+    /// Merges what a head attends with a partial softmax that was computed elsewhere, `[2 + d]`: the maximum of its logits, the sum of the
+    /// exponentials of logits less that, and the sums of values that are weighted by these.
+    ///
+    /// # Panics
+    /// If the head has one already.
+    pub fn give_partial(&mut self, row: usize, head: usize, partial: &[f32]) {
+        let number = row * self.heads + head;
+        assert!(
+            self.given_to.iter().all(|(known, _)| *known != number),
+            "head {head} of row {row} has a partial softmax"
+        );
+        self.given_to.push((number, self.given.len()));
+        self.given.extend_from_slice(partial);
+    }
+
     /// Adds an empty unit for each head that attends nothing, so that its output is written.
     fn fill(&mut self) {
         let empty: Vec<usize> = (0..self.parts.len()).filter(|head| self.parts[*head].count == [0, 0]).collect();
@@ -379,6 +401,8 @@ impl Gpu {
         d: usize,
     ) -> Result<Prepared, GpuError> {
         assert!(d.is_multiple_of(8) && d <= 256, "the kernels do not support heads of {d} channels");
+        let given = attention.given_to.len() * (2 + d);
+        assert_eq!(attention.given.len(), given, "partial softmaxes have two numbers beside {d} sums of values");
         attention.fill();
         let places = self.send(attention, workspace)?;
         let (partial_bytes, done_bytes) = (attention.partials as usize * (d + 2) * 4, 4 * attention.parts.len());
@@ -533,6 +557,7 @@ impl Gpu {
         let tokens = place(size_of_val(attention.tokens.as_slice()));
         let weights = place(size_of_val(attention.weights.as_slice()));
         let vectors = place(size_of_val(attention.vectors.as_slice()));
+        let given = place(size_of_val(attention.given.as_slice()));
         let parts = place(size_of_val(attention.parts.as_slice()));
         let units = std::array::from_fn(|i| place(size_of_val(attention.classes[i].units.as_slice())));
         self.reserve_lists(workspace, at)?;
@@ -545,6 +570,9 @@ impl Gpu {
                 unit.weights = first_weight.map_or(0, |first| base + (weights + 4 * first) as u64);
             }
         }
+        for (head, first) in &attention.given_to {
+            attention.parts[*head].partial = base + (given + size_of::<f32>() * first) as u64;
+        }
         let mut bytes = std::mem::take(&mut workspace.spare.0);
         bytes.clear();
         bytes.reserve(at);
@@ -555,6 +583,7 @@ impl Gpu {
         put(bytes_of(&attention.tokens));
         put(bytes_of(&attention.weights));
         put(bytes_of(&attention.vectors));
+        put(bytes_of(&attention.given));
         put(bytes_of(&attention.parts));
         attention.classes.iter().for_each(|class| put(bytes_of(&class.units)));
         debug_assert_eq!(bytes.len(), at);

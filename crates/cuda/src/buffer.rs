@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use cudarc::driver::result::{free_host, malloc_host};
 use cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -17,6 +17,8 @@ pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
 
 // SAFETY: integers and floats have no padding, and every bit pattern is valid.
 unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for u16 {}
 // SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
@@ -49,6 +51,8 @@ struct PinnedBytes {
     address: u64,
     /// The stream on which all work with it is enqueued.
     stream: Arc<CudaStream>,
+    /// Whether work that writes it may be under way.
+    is_written: AtomicBool,
 }
 
 impl PinnedBytes {
@@ -59,7 +63,7 @@ impl PinnedBytes {
         let start = unsafe { malloc_host(bytes, CU_MEMHOSTALLOC_PORTABLE) }?;
         // SAFETY: `bytes` bytes were allocated at `start`, and nobody else knows them yet.
         unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
-        Ok(Self { address: start as u64, stream: stream.clone() })
+        Ok(Self { address: start as u64, stream: stream.clone(), is_written: AtomicBool::new(false) })
     }
 }
 
@@ -183,6 +187,28 @@ impl Buffer {
         // SAFETY: as above, and the buffer is borrowed exclusively.
         let bytes = || unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) };
         matches!(self.memory, Memory::Host(_)).then(bytes)
+    }
+
+    /// Waits for work that may still write it, if it is in host memory: then no more is enqueued while it is borrowed, since kernels only read
+    /// such memory, and what copies to it borrows it exclusively and [is noted](Self::note_written). Whether it is there.
+    ///
+    /// # Errors
+    /// Those of earlier work on the device.
+    pub(super) fn settle(&self) -> Result<bool, DriverError> {
+        let Memory::Host(pinned) = &self.memory else { return Ok(false) };
+        if pinned.is_written.load(Ordering::Acquire) {
+            pinned.stream.context().bind_to_thread()?;
+            pinned.stream.synchronize()?;
+            pinned.is_written.store(false, Ordering::Release);
+        }
+        Ok(true)
+    }
+
+    /// Notes that work is enqueued which writes the buffer.
+    pub(super) fn note_written(&mut self) {
+        if let Memory::Host(pinned) = &mut self.memory {
+            *pinned.is_written.get_mut() = true;
+        }
     }
 
     /// Whether it is in host memory.

@@ -9,7 +9,8 @@ use super::host_device_vec::HostDeviceVec;
 use super::launch::Cache;
 use super::queries::Queries;
 use super::token_lists::TokenLists;
-use super::{Buffer, Gpu, GpuError, failed};
+use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
+use spattn_kernels::memory::in_large_pages;
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
 /// Threads of a block that hashes; its vectors, and the most planes at a time.
@@ -28,6 +29,8 @@ const MOST_BITS: usize = 15;
 const MOST_WORDS: usize = 8192;
 const LEAST_WORDS: usize = 256;
 const BLOCKS_EACH: usize = 2;
+/// What is reserved, in messages.
+const CODES: &str = "codes of queries";
 
 /// The shape of the hash tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +119,56 @@ pub struct CollisionWorkspace {
     found: Option<Buffer>,
 }
 
+/// The hash tables of a KV head, in host memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DownloadedTables {
+    /// Where each code's tokens begin, `[table][2^bits + 1]`, and the tokens by code, `[table][token]`, counted from the first.
+    pub numbers: TableNumbers,
+    /// The mean that was subtracted from keys, `[d]`; empty if they were not centred.
+    pub mean: Vec<f32>,
+    /// Lengths of the (centred) keys.
+    pub lengths: Vec<f32>,
+}
+
+/// Bounds and tokens of hash tables, in 16 bits below 65,536 tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum TableNumbers {
+    /// Of 16 bits.
+    Narrow(Vec<u16>, Vec<u16>),
+    /// Of 32 bits.
+    Wide(Vec<u32>, Vec<u32>),
+}
+
 impl HashTables {
+    /// Copies the tables of a KV head to the host.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If there is no such head.
+    pub fn download(&self, gpu: &Gpu, kv_head: usize) -> Result<DownloadedTables, GpuError> {
+        let Self { shape: TableShape { bits, tables, d }, kv_heads, .. } = *self;
+        let count = self.tokens.len();
+        assert!(kv_head < kv_heads, "KV head {kv_head} of {kv_heads}");
+        let (bounds, sorted) = (tables * ((1 << bits) + 1), tables * count);
+        let number = TableShape::number_bytes(count);
+        let (first_bound, first_token) = (kv_head * bounds * number, kv_head * sorted * number);
+        let numbers = match number {
+            2 => TableNumbers::Narrow(
+                gpu.downloaded_apart(&self.bounds, first_bound, bounds)?,
+                gpu.downloaded_apart(&self.sorted, first_token, sorted)?,
+            ),
+            _ => TableNumbers::Wide(
+                gpu.downloaded_apart(&self.bounds, first_bound, bounds)?,
+                gpu.downloaded_apart(&self.sorted, first_token, sorted)?,
+            ),
+        };
+        let mean = self.means.as_ref().map(|means| gpu.downloaded(means, 4 * kv_head * d, d)).transpose()?;
+        let lengths = gpu.downloaded(&self.lengths, 4 * kv_head * count, count)?;
+        Ok(DownloadedTables { numbers, mean: mean.unwrap_or_default(), lengths })
+    }
+
     /// Bytes of the tables, the means and the lengths.
     pub fn bytes(&self) -> usize {
         let means = self.means.as_ref().map_or(0, |_| 4 * self.kv_heads * self.shape.d);
@@ -222,6 +274,66 @@ impl Gpu {
         Ok(means)
     }
 
+    /// Numbers of a buffer, in host memory that is read at distant places.
+    fn downloaded_apart<T: Plain>(&self, buffer: &Buffer, offset: usize, count: usize) -> Result<Vec<T>, GpuError> {
+        let mut numbers = vec![T::default(); count];
+        in_large_pages(&mut numbers);
+        self.download(buffer, offset, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// Hashes the queries of some rows by `planes` `[table * bits + bit][d]` of f32, and waits for their codes `[row][head][table]`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, or the shape is not supported.
+    pub fn hash_queries(
+        &self,
+        queries: &Queries<'_>,
+        storage: Storage,
+        shape: TableShape,
+        planes: &Buffer,
+        workspace: &mut CollisionWorkspace,
+    ) -> Result<Vec<u16>, GpuError> {
+        let count = queries.rows.numbers().len() * queries.heads * shape.tables;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        self.enqueue_hashes(queries, storage, shape, planes, &mut workspace.codes)?;
+        self.downloaded(reserved(&workspace.codes, CODES), 0, count)
+    }
+
+    /// Enqueues the hashing of queries; returns the address of their codes, for which `codes` is reserved.
+    fn enqueue_hashes(
+        &self,
+        queries: &Queries<'_>,
+        storage: Storage,
+        shape: TableShape,
+        planes: &Buffer,
+        codes: &mut Option<Buffer>,
+    ) -> Result<u64, GpuError> {
+        let (rows, heads, TableShape { bits, tables, d }) = (queries.rows.numbers().len(), queries.heads, shape);
+        assert!(shape.fits(), "the kernel does not support {shape:?}");
+        let bytes = 2 * rows * heads * tables;
+        self.reserve(codes, bytes)?;
+        let codes_at = reserved(codes, CODES).address(0, bytes);
+        let (from, list) = (queries.address(0..rows, d, storage), queries.list(0..rows));
+        let (row_stride, planes) = (queries.stride as u64, planes.address(0, 4 * bits * tables * d));
+        let (heads_of, all, width) = (heads as u32, (rows * heads) as u32, d as i32);
+        let hash = self.with_shared("collisions", &format!("hash_queries_{}", storage.name()), TILE_BYTES)?;
+        let (bits_of, tables_of) = (bits as u32, tables as u32);
+        let mut launch = self.launch(&hash);
+        launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads_of).arg(&all).arg(&width).arg(&planes).arg(&bits_of);
+        launch.arg(&tables_of).arg(&codes_at);
+        let grid = ((rows * heads).div_ceil(TILE) as u32, tables.div_ceil(TILE / bits) as u32, 1);
+        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: TILE_BYTES };
+        // SAFETY: queries, planes and codes are as long as checked and made above.
+        unsafe { launch.launch(grid) }.map_err(failed("hashing queries"))?;
+        Ok(codes_at)
+    }
+
     /// Samples for every query head of some rows the tokens that collide with its query in enough tables, ascending, with the
     /// logarithm of how probable that was, into `lists` that have [room](crate::TokenListLayout::weighted) for all tokens.
     /// The rooms are for what lies in between.
@@ -255,22 +367,9 @@ impl Gpu {
         if rows == 0 {
             return Ok(());
         }
-        let bytes = 2 * rows * heads * in_all;
-        self.reserve(&mut workspace.codes, bytes)?;
-        let codes_at = reserved(&workspace.codes, "codes of queries").address(0, bytes);
+        let codes_at = self.enqueue_hashes(queries, keys.storage, shape, &tables.planes, &mut workspace.codes)?;
         let (from, list) = (queries.address(0..rows, d, keys.storage), queries.list(0..rows));
-        let (row_stride, planes) = (queries.stride as u64, tables.planes.address(0, 4 * bits * in_all * d));
-        let (heads_of, all, width) = (heads as u32, (rows * heads) as u32, d as i32);
-        let name = keys.storage.name();
-        let hash = self.with_shared("collisions", &format!("hash_queries_{name}"), TILE_BYTES)?;
-        let (bits_of, tables_of) = (bits as u32, in_all as u32);
-        let mut launch = self.launch(&hash);
-        launch.arg(&list).arg(&from).arg(&row_stride).arg(&heads_of).arg(&all).arg(&width).arg(&planes).arg(&bits_of);
-        launch.arg(&tables_of).arg(&codes_at);
-        let grid = ((rows * heads).div_ceil(TILE) as u32, in_all.div_ceil(TILE / bits) as u32, 1);
-        let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: TILE_BYTES };
-        // SAFETY: queries, planes and codes are as long as checked and made above.
-        unsafe { launch.launch(grid) }.map_err(failed("hashing queries"))?;
+        let (row_stride, width, name) = (queries.stride as u64, d as i32, keys.storage.name());
 
         let number = TableShape::number_bytes(count);
         let all_words = count.div_ceil(32);

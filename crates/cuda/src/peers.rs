@@ -115,6 +115,7 @@ impl Gpu {
         if len == 0 {
             return Ok(());
         }
+        to.note_written();
         let ready = other.stream.record_event(None).map_err(failed(WHAT))?;
         self.stream.wait(&ready).map_err(failed(WHAT))?;
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;

@@ -15,6 +15,28 @@ use spattn_kernels::Rows as StoredRows;
 /// Bytes of a download that a thread copies at a time.
 const COPIED: usize = 1 << 18;
 
+impl Buffer {
+    /// Numbers in pinned host memory from byte `offset` on, as the host reads them; `None` if the buffer is on a device. Waits for copies that
+    /// may still write them.
+    ///
+    /// # Errors
+    /// [`GpuError`], of earlier work on the device.
+    ///
+    /// # Panics
+    /// If they do not lie inside the buffer, or `offset` is no place of such numbers.
+    pub fn host_numbers<T: Plain>(&self, offset: usize, count: usize) -> Result<Option<&[T]>, GpuError> {
+        if !self.settle().map_err(failed("waiting for copies to host memory"))? {
+            return Ok(None);
+        }
+        // SAFETY: `settle` waited for all that writes them, and nothing more is enqueued that does while the buffer is borrowed.
+        let Some(bytes) = (unsafe { self.on_host_bytes(offset, count * size_of::<T>()) }) else { return Ok(None) };
+        let start = bytes.as_ptr().cast::<T>();
+        assert!(start.is_aligned(), "numbers at byte {offset} are not aligned");
+        // SAFETY: as many bytes are borrowed, at an aligned place; any bytes are valid `Plain` numbers.
+        Ok(Some(unsafe { std::slice::from_raw_parts(start, count) }))
+    }
+}
+
 impl Gpu {
     /// Allocates memory of `bytes` bytes, all zero.
     ///
@@ -191,6 +213,7 @@ impl Gpu {
         if len == 0 {
             return Ok(());
         }
+        to.note_written();
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         // SAFETY: both ranges lie inside their buffers as checked above, and buffers are freed in the order of the stream. Addresses of pinned
         // memory are those of the device, too.

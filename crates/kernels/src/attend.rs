@@ -85,17 +85,9 @@ impl Accumulator {
             "width and number of queries differ between accumulators"
         );
         for h in 0..self.queries() {
-            if other.max[h] == f32::NEG_INFINITY {
-                continue;
-            }
-            let max = self.max[h].max(other.max[h]);
-            let (own, more) = ((self.max[h] - max).exp(), (other.max[h] - max).exp());
-            self.max[h] = max;
-            self.sum[h] = self.sum[h] * own + other.sum[h] * more;
             let row = h * self.d..(h + 1) * self.d;
-            for (v, o) in self.values[row.clone()].iter_mut().zip(&other.values[row]) {
-                *v = *v * own + o * more;
-            }
+            let own = (&mut self.max[h], &mut self.sum[h], &mut self.values[row.clone()]);
+            merge_sums(own, (other.max[h], other.sum[h], &other.values[row]));
         }
     }
 
@@ -106,6 +98,31 @@ impl Accumulator {
         self.merge(h, other.log_sum_exp(0), &output);
     }
 
+    /// Writes what query `h` attended as a partial softmax of `2 + d` numbers: the maximum of the logits, the sum of the exponentials of
+    /// logits less that, and the sums of values that are weighted by these. A query that attended nothing has a maximum of `-inf` and zeros.
+    ///
+    /// # Panics
+    /// If `partial` has another length.
+    pub fn write_partial(&self, h: usize, partial: &mut [f32]) {
+        assert_eq!(partial.len(), 2 + self.d, "a partial softmax has two numbers beside {} sums of values", self.d);
+        (partial[0], partial[1]) = (self.max[h], self.sum[h]);
+        partial[2..].copy_from_slice(&self.values[h * self.d..][..self.d]);
+    }
+
+    /// Adds to query `h` a partial softmax that [`write_partial`](Self::write_partial) wrote.
+    ///
+    /// # Panics
+    /// If `partial` has another length.
+    pub fn merge_partial(&mut self, h: usize, partial: &[f32]) {
+        let d = self.d;
+        assert_eq!(partial.len(), 2 + d, "a partial softmax has two numbers beside {d} sums of values");
+        let row = h * d..(h + 1) * d;
+        merge_sums(
+            (&mut self.max[h], &mut self.sum[h], &mut self.values[row]),
+            (partial[0], partial[1], &partial[2..]),
+        );
+    }
+
     /// Writes the attention outputs `[g][d]`; zeros for a query that attended nothing.
     pub fn finish(&self, out: &mut [f32]) {
         for (h, out) in out.chunks_exact_mut(self.d).enumerate() {
@@ -114,6 +131,20 @@ impl Accumulator {
                 *o = v * scale;
             }
         }
+    }
+}
+
+/// Adds a maximum, a sum of exponentials and sums of values to others, each of which are relative to their own maximum.
+fn merge_sums(own: (&mut f32, &mut f32, &mut [f32]), other: (f32, f32, &[f32])) {
+    if other.0 == f32::NEG_INFINITY {
+        return;
+    }
+    let max = own.0.max(other.0);
+    let (shrink, more) = ((*own.0 - max).exp(), (other.0 - max).exp());
+    *own.0 = max;
+    *own.1 = *own.1 * shrink + other.1 * more;
+    for (v, o) in own.2.iter_mut().zip(other.2) {
+        *v = *v * shrink + o * more;
     }
 }
 

@@ -12,7 +12,7 @@ use spattn_base::text::size;
 use spattn_eval::config::run_config::RunConfig;
 use spattn_eval::plan::gpu_memory::{GpuNeed, listed};
 use spattn_eval::plan::manifest::cpu_name;
-use spattn_eval::plan::memory::{DiskOfExample, disk_of_example, host_kv_of_example};
+use spattn_eval::plan::memory::{DiskOfExample, disk_of_example, host_indexes_of_example, host_kv_of_example};
 use spattn_eval::plan::planner::{PlanCell, Planner};
 use spattn_eval::run::density_floor::UnmetDensity;
 use spattn_eval::run::estimate::{Probe, RunEstimate, estimate};
@@ -34,6 +34,8 @@ pub(super) struct PlanSummary {
     pub(super) disk: Option<DiskOfExample>,
     /// What the longest prompt's KV cache takes of the host's memory below a GPU; `None` if it is not kept there.
     pub(super) host: Option<usize>,
+    /// What indexes that a GPU makes for the host take there beside it.
+    pub(super) host_indexes: usize,
     /// What each GPU needs; none on the CPU.
     pub(super) gpus: Vec<GpuNeed>,
     /// What its verdicts could not say.
@@ -100,6 +102,7 @@ impl PlanSummary {
             estimate: estimate(planner, &left.plan, probe)?,
             disk: disk_of_example(config, planner.model, left.plan.longest()),
             host: host_kv_of_example(config, planner.model, left.plan.longest()),
+            host_indexes: host_indexes_of_example(config, planner.model, left.plan.longest()),
             gpus: gpu_memory(planner.model, config, left.plan.longest()),
             outlooks: Vec::new(),
             unmet: Vec::new(),
@@ -134,7 +137,10 @@ pub(super) fn as_json(models: &[PlanSummary]) -> Value {
             "index_s": index,
             "steps_s": steps,
             "bytes": bytes,
-            "kv_on_host": d.host.map(|bytes| json!({ "bytes": bytes })),
+            "kv_on_host": d.host.map(|bytes| match d.host_indexes {
+                0 => json!({ "bytes": bytes }),
+                indexes => json!({ "bytes": bytes, "index_bytes": indexes }),
+            }),
             "kv_on_disk": d.disk.map(|disk| json!({ "bytes": disk.disk, "bytes_of_pages_in_memory": disk.pages })),
             "verdicts_not_possible": d.outlooks.iter().map(LengthOutlook::json).collect::<Vec<_>>(),
             "densities_not_possible": d.unmet.iter().map(|unmet| json!({
@@ -197,6 +203,9 @@ pub(super) fn as_text(models: &[PlanSummary]) -> String {
         if let Some(bytes) = d.host {
             let _ = writeln!(text, "KV cache: up to {} in host memory, read over the bus", size(bytes as u64));
         }
+        if d.host_indexes > 0 {
+            let _ = writeln!(text, "Indexes: up to {} in host memory", size(d.host_indexes as u64));
+        }
         if !d.gpus.is_empty() {
             let _ = writeln!(text, "memory of each GPU: {}", listed(&d.gpus));
         }
@@ -229,6 +238,7 @@ mod tests {
             estimate: RunEstimate { prefill: 1.0, index: 2.0, steps: 3.0, bytes: 5_000_000 },
             disk: None,
             host: None,
+            host_indexes: 0,
             gpus: Vec::new(),
             outlooks: Vec::new(),
             unmet: Vec::new(),
@@ -240,6 +250,10 @@ mod tests {
     fn a_plan_states_memory_by_tier() {
         assert!(!as_text(&[summary()]).contains("KV cache"));
         assert_eq!(as_json(&[summary()])[0]["kv_on_disk"], Value::Null);
+        let beside = PlanSummary { host: Some(84_000_000), host_indexes: 21_000_000, ..summary() };
+        let (text, stated) = (as_text(std::slice::from_ref(&beside)), as_json(std::slice::from_ref(&beside)));
+        assert!(text.contains("\nIndexes: up to 21.0 MB in host memory\n"), "{text}");
+        assert_eq!(stated[0]["kv_on_host"], json!({ "bytes": 84_000_000, "index_bytes": 21_000_000 }));
         let below = PlanSummary { host: Some(84_000_000), ..summary() };
         let text = as_text(std::slice::from_ref(&below));
         assert!(text.contains("\nKV cache: up to 84.0 MB in host memory, read over the bus\n"), "{text}");

@@ -19,7 +19,7 @@ pub struct BenchColumn {
 const ALWAYS: fn(&[&BenchRow]) -> bool = |_| true;
 
 /// In reading order: under which conditions where rows differ in them, what was achieved, and what it is made of.
-const ALL: [BenchColumn; 19] = [
+const ALL: [BenchColumn; 21] = [
     BenchColumn {
         heading: "dtype",
         about: "storage type of keys and values",
@@ -65,7 +65,7 @@ const ALL: [BenchColumn; 19] = [
     },
     BenchColumn {
         heading: "bus GB/s",
-        about: "keys and values read a second from host memory over the bus",
+        about: "bytes a second over the bus: keys and values of host memory, and what goes to a host that attends and comes back",
         cell: |r| optional(r.bus_gbps),
         is_shown: |rows| any(rows, |r| r.bus_gbps),
     },
@@ -74,6 +74,18 @@ const ALL: [BenchColumn; 19] = [
         about: "bus GB/s as a share of what a copy from pinned host memory to the GPU reaches",
         cell: |r| percent(r.link_share),
         is_shown: |rows| any(rows, |r| r.link_share),
+    },
+    BenchColumn {
+        heading: "host GB/s",
+        about: "bytes that the host reads a second of what it selects and attends for a GPU",
+        cell: |r| optional(r.host_gbps),
+        is_shown: |rows| any(rows, |r| r.host_gbps),
+    },
+    BenchColumn {
+        heading: "host %",
+        about: "host GB/s as a share of what the host's threads read of a large buffer",
+        cell: |r| percent(r.host_share),
+        is_shown: |rows| any(rows, |r| r.host_share),
     },
     BenchColumn {
         heading: "score",
@@ -213,7 +225,9 @@ pub fn roof_line(bench: &Bench) -> String {
                 number(back)
             )
         });
-        return of_device + &of_link;
+        let of_host =
+            bench.roof.host_gbps.map_or(String::new(), |gbps| format!("; the host reads {} GB/s", number(gbps)));
+        return of_device + &of_link + &of_host;
     }
     let operations = match bench.roof.is_tiled {
         true => "bf16 tile products from the L1 cache",
@@ -281,6 +295,8 @@ mod tests {
             line.ends_with("copies between pinned host memory and the GPU reach 55.0 GB/s, and 53.0 back"),
             "{line}"
         );
+        both.roof.host_gbps = Some(210.0);
+        assert!(roof_line(&both).ends_with("and 53.0 back; the host reads 210 GB/s"), "{}", roof_line(&both));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) const ROWS: &str = "bench.csv";
 pub(super) const MANIFEST: &str = "manifest.json";
 
 /// The columns of `bench.csv`: the fields of [`BenchRow`](spattn_lab::bench::BenchRow), in their order.
-pub const COLUMNS: [&str; 45] = [
+pub const COLUMNS: [&str; 48] = [
     "op",
     "shape",
     "device",
@@ -70,6 +70,9 @@ pub const COLUMNS: [&str; 45] = [
     "bus_bytes",
     "bus_gbps",
     "link_share",
+    "host_bytes",
+    "host_gbps",
+    "host_share",
 ];
 
 /// The rows as CSV with a heading line. Missing values are empty, numbers have all digits.
@@ -130,6 +133,7 @@ pub fn read(folder: &Path) -> Result<Bench> {
         peak_gflops: reached("peak_gflops")?,
         is_tiled: manifest["bench"]["matmul_precision"] == "bf16",
         link_gbps: serde_json::from_value(machine["link_gbps"].clone()).unwrap_or_default(),
+        host_gbps: machine["host_gbps"].as_f64(),
     };
     let notes = manifest["notes"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned);
     Ok(Bench { rows, roof, notes: notes.collect() })
@@ -215,9 +219,9 @@ mod tests {
             time_high_us,rounds,spread,speedup_vs_full,bytes,limit_bytes,gbps,flops,gflops,bandwidth_share,limit_share,\
             score_us,score_low_us,score_high_us,pick_us,select_us,select_low_us,select_high_us,attend_us,attend_low_us,\
             attend_high_us,weights_us,weights_low_us,weights_high_us,index_ms,aux_bits,aux_bytes,\
-            bus_bytes,bus_gbps,link_share\n\
+            bus_bytes,bus_gbps,link_share,host_bytes,host_gbps,host_share\n\
             attention,llama3-8b,cpu,f32,2,4096,1,1,quest,\"density=0.05,page=16\",p=0.9,false,0.05,123.456,120.5,,9,0.01,3.25,8192,\
-            4096,14.5,1000,2.5,0.725,,,,,,,,,80.0,,,,,,,32.0,4096,,,\n";
+            4096,14.5,1000,2.5,0.725,,,,,,,,,80.0,,,,,,,32.0,4096,,,,,,\n";
         assert_eq!(text, expected);
         assert_eq!(csv(&bench(vec![])).unwrap().lines().count(), 1, "headings alone");
     }

@@ -120,6 +120,9 @@ mod tests {
             bus_bytes: None,
             bus_gbps: None,
             link_share: None,
+            host_bytes: None,
+            host_gbps: None,
+            host_share: None,
         }
     }
 
@@ -127,7 +130,7 @@ mod tests {
     pub fn bench(rows: Vec<BenchRow>) -> Bench {
         Bench {
             rows,
-            roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false, link_gbps: None },
+            roof: Roof { read_gbps: 20.0, peak_gflops: 200.0, is_tiled: false, link_gbps: None, host_gbps: None },
             notes: Vec::new(),
         }
     }

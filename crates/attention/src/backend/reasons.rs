@@ -17,6 +17,8 @@ pub enum HostReason {
         /// Its value.
         value: String,
     },
+    /// The method is asked to attend what it selects on the host, so that it selects there.
+    AttendsOnHost,
     /// This way of selecting by scores has no GPU implementation.
     Selection(&'static str),
     /// There is nothing to select: only static tokens are attended.
@@ -83,6 +85,7 @@ impl fmt::Display for HostReason {
         match self {
             Self::NoForm => f.write_str("it has no GPU implementation"),
             Self::Setting { key, value } => write!(f, "its GPU implementation does not support {key}={value}"),
+            Self::AttendsOnHost => f.write_str("attend_on=host attends there what it selects"),
             Self::Selection(way) => write!(f, "selecting {way} has no GPU implementation"),
             Self::SelectsNothing => f.write_str("it selects no tokens"),
             Self::UnsolvedDensity => f.write_str("its budget is computed from the density when a sequence starts"),

@@ -213,6 +213,28 @@ impl<'a> HeadKv<'a> {
         Ok(())
     }
 
+    /// Attends what was selected, for one query head of the group, into a partial softmax of `2 + d` numbers. Static tokens and sinks are left
+    /// to whom it is merged by.
+    pub(crate) fn attend_picked(
+        &self,
+        queries: &Queries<'_>,
+        head: usize,
+        selection: Option<&Selection>,
+        partial: &mut [f32],
+    ) -> Result<(), KvError> {
+        let mut acc = self.spec.accumulator(1, self.d);
+        let picks = match selection {
+            None => None,
+            Some(Selection::Shared(picks)) => Some(picks),
+            Some(Selection::PerHead(heads)) => Some(&heads[head]),
+        };
+        if let Some(picks) = picks {
+            self.attend_picks(queries.all().head(head, self.d), picks, &mut acc)?;
+        }
+        acc.write_partial(0, partial);
+        Ok(())
+    }
+
     /// Adds the layer's sinks to what the group attended.
     pub(crate) fn add_sinks(&self, acc: &mut Accumulator) {
         let sinks = self.spec.sinks_of(self.kv_head, acc.queries());

@@ -6,14 +6,16 @@
 
 use std::any::Any;
 use std::ops::Range;
+use std::time::Duration;
 
 use rayon::prelude::*;
 
 use crate::backend::form::StepShape;
 use crate::cost::Cost;
+use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
-use crate::decode::timing::ParallelTime;
+use crate::decode::timing::{AttentionTime, ParallelTime};
 use crate::kv::{KvError, KvHead, KvPart, KvRows, ReadCounter};
 use crate::method::Step;
 use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
@@ -44,8 +46,20 @@ pub enum LayerStep<'s> {
     Device(DeviceSelectStep<'s>),
     /// The host selects by queries, keys and values, and the engine attends.
     Host(HostStep<'s>),
+    /// The host selects, and attends what it selected; the engine attends static tokens, and merges both.
+    HostAttendsPart(PartStep<'s>),
     /// The host selects and attends, since it attends tokens at other positions than their own.
     HostAttends(HostStep<'s>),
+}
+
+/// What the host attended of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttendedPart {
+    /// The tokens that each KV head attends: static ones, which are still to be attended, and those that were selected.
+    pub picked: Vec<AttendedTokens>,
+    /// A partial softmax of the selected tokens for each query head, `[head][2 + d]`: the maximum of the logits, the sum of the exponentials of
+    /// logits less that, and the sums of values that are weighted by these.
+    pub partials: Vec<f32>,
 }
 
 /// A sequence at a layer.
@@ -65,6 +79,9 @@ pub struct DeviceSelectStep<'s>(AtLayer<'s>);
 
 /// A step for which the host selects. `queries` are `[heads][d]`, `key` and `value` `[kv_heads][d]`, rotated and unscaled.
 pub struct HostStep<'s>(AtLayer<'s>);
+
+/// A step for which the host selects, and attends what it selected.
+pub struct PartStep<'s>(AtLayer<'s>);
 
 impl StaticStep<'_> {
     /// The static tokens, which each of `heads` query heads attends.
@@ -106,6 +123,23 @@ impl HostStep<'_> {
     }
 }
 
+impl PartStep<'_> {
+    /// Selects by `queries` `[heads][d]`, rotated and unscaled, and attends what was selected. `following` are the token's key and value, each
+    /// `[kv_heads][d]`, which are stored; without them the sequence [takes queries alone](Sequence::takes_queries_alone). `codes` are what a
+    /// device made of the queries, `[heads][code]`, or nothing.
+    ///
+    /// # Errors
+    /// As [`HostStep::select`].
+    pub fn attend(
+        self,
+        queries: &[f32],
+        following: Option<[&[f32]; 2]>,
+        codes: &[u16],
+    ) -> Result<AttendedPart, KvError> {
+        self.0.sequence.attend_part(self.0.layer, queries, following, codes)
+    }
+}
+
 /// The selection of a KV head, its cost, its processor time on another thread than the caller's, and the pages that it asked for.
 pub(super) type Selected = (Option<Selection>, Cost, ParallelTime, Vec<Range<u32>>);
 
@@ -119,6 +153,7 @@ impl Sequence {
             SelectionSite::DataIndependent => LayerStep::DataIndependent(DataIndependentStep(at)),
             SelectionSite::None if !needs_host => LayerStep::StaticOnly(StaticStep(at)),
             SelectionSite::None | SelectionSite::Host if moves => LayerStep::HostAttends(HostStep(at)),
+            SelectionSite::Host if at.sequence.attends_part_on_host(layer) => LayerStep::HostAttendsPart(PartStep(at)),
             SelectionSite::None | SelectionSite::Host => LayerStep::Host(HostStep(at)),
         }
     }
@@ -159,6 +194,78 @@ impl Sequence {
         let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
         let ahead = self.take_queries_ahead(layer)?;
         self.select_for_heads(layer, Some(ahead.as_deref().unwrap_or(queries)), group)
+    }
+
+    /// Whether the host attends what it selects at a layer, for an engine that attends the rest.
+    pub fn attends_part_on_host(&self, layer: usize) -> bool {
+        let method = self.method.method.as_ref();
+        method.attends_on_host() && self.selection_site(layer) == SelectionSite::Host && !self.moves_positions()
+    }
+
+    /// Whether such a step needs nothing but queries: no token behind the prefix is a candidate, and nothing is compared with exact attention.
+    pub fn takes_queries_alone(&self, layer: usize) -> bool {
+        self.attends_part_on_host(layer) && !self.method.has_moving_candidates() && self.fidelity.is_none()
+    }
+
+    /// Selects, and attends what was selected.
+    fn attend_part(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        following: Option<[&[f32]; 2]>,
+        codes: &[u16],
+    ) -> Result<AttendedPart, KvError> {
+        match following {
+            Some([key, value]) => self.tail[layer].append(key, value),
+            None => debug_assert!(self.takes_queries_alone(layer), "the token's key and value are not given"),
+        }
+        self.tail_tokens[layer] += 1;
+        let (method, of_head) = (self.method.method.clone(), codes.len() / self.states[layer].len().max(1));
+        if of_head > 0 {
+            let states = self.states[layer].iter_mut().zip(codes.chunks_exact(of_head));
+            states.for_each(|(state, codes)| method.take_codes(state.as_mut(), codes));
+        }
+        if self.crosses_bus() {
+            self.costs.layer_mut(layer).fetched.host += size_of_val(codes) as u64;
+        }
+        let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
+        let (picked, apart) = self.select_for_heads(layer, Some(queries), group)?;
+        let (partials, attend) = self.attend_picked(layer, queries, &picked)?;
+        self.attention_time += AttentionTime { attend, ..apart.into() };
+        Ok(AttendedPart { picked, partials })
+    }
+
+    /// The partial softmaxes of what was picked, `[head][2 + d]`, and the processor time spent on other threads than the caller's.
+    fn attend_picked(
+        &self,
+        layer: usize,
+        queries: &[f32],
+        picked: &[AttendedTokens],
+    ) -> Result<(Vec<f32>, Duration), KvError> {
+        let (d, width) = (self.prefix.shape().d, queries.len() / picked.len());
+        let of_head = |(kv_head, queries): (usize, &[f32])| {
+            let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?;
+            let queries = Queries::new(queries, kv.spec.scale);
+            Ok((kv, queries))
+        };
+        let heads = queries.chunks_exact(width).enumerate().map(of_head).collect::<Result<Vec<_>, KvError>>()?;
+        let mut partials = vec![0.0; queries.len() / d * (2 + d)];
+        let attend = |(head, partial): (usize, &mut [f32])| {
+            let (kv_head, own) = (head * d / width, head % (width / d));
+            let (kv, queries) = &heads[kv_head];
+            kv.attend_picked(queries, own, picked[kv_head].selection.as_ref(), partial)
+        };
+        if self.total(layer) < MIN_PARALLEL_TOKENS {
+            partials.chunks_exact_mut(2 + d).enumerate().try_for_each(attend)?;
+            return Ok((partials, Duration::ZERO));
+        }
+        let timed = |head| {
+            let (attended, time) = Section::of(|| attend(head));
+            attended.map(|()| time)
+        };
+        let work = partials.par_chunks_exact_mut(2 + d).enumerate().map(timed);
+        let times = work.collect::<Result<Vec<Duration>, KvError>>()?;
+        Ok((partials, times.into_iter().sum()))
     }
 
     /// As [`select`](Self::select), at a layer where [nothing is selected](Self::selects_at): the static tokens, which

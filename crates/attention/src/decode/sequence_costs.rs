@@ -157,7 +157,16 @@ impl Sequence {
         cost.kv_bytes += picked.read_bytes(&self.prefix.row_bytes(), total) as u64;
         if self.crosses_bus() {
             let rows = self.prefix.row_bytes();
-            cost.fetched.host += picked.read_bytes_of_prefix(&rows, self.prefix.tokens(), total) as u64;
+            let read = |attended: &AttendedTokens| attended.read_bytes_of_prefix(&rows, self.prefix.tokens(), total);
+            let crossed = match self.attends_part_on_host(layer) {
+                // Queries go down, and partial softmaxes go up.
+                true => {
+                    let (down, up) = (shape.d * shape.dtype.bytes(), (2 + shape.d) * size_of::<f32>());
+                    read(&AttendedTokens { selection: None, ..*picked }) + group * (down + up)
+                }
+                false => read(picked),
+            };
+            cost.fetched.host += crossed as u64;
         }
         cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
         cost.steps += group as u64;

@@ -434,3 +434,66 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
     let dense = fork("topk:k=3,dense_layers=0", false, false);
     assert_eq!((dense.selection_site(0), dense.selects_on_host()), (SelectionSite::None, false));
 }
+
+/// The softmax of static tokens and of what a partial softmax has, computed naively; `[d]`.
+fn merged(query: &[f32], tokens: &[(&[f32], &[f32])], partial: &[f32]) -> Vec<f32> {
+    let scale = 1.0 / (D as f64).sqrt();
+    let logit = |key: &[f32]| query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() * scale;
+    let mut sum = f64::from(partial[1]) * f64::from(partial[0]).exp();
+    let mut out: Vec<f64> = partial[2..].iter().map(|x| f64::from(*x) * f64::from(partial[0]).exp()).collect();
+    for (key, value) in tokens {
+        let weight = logit(key).exp();
+        sum += weight;
+        out.iter_mut().zip(*value).for_each(|(out, x)| *out += weight * f64::from(*x));
+    }
+    out.into_iter().map(|x| (x / sum) as f32).collect()
+}
+
+/// What the host attends of a step is the rest of what a whole step attends, and costs the same.
+#[test]
+fn a_part_that_the_host_attends_is_what_static_tokens_leave() {
+    use super::layer_step::LayerStep;
+    for spec in ["magicpig:K=2,L=9,attend_on=host", "magicpig:K=2,L=9,attend_on=host,tail=indexed", "topk:k=3"] {
+        let ([mut whole, mut part, mut alone], row) = forks(spec, false);
+        let is_asked = spec.contains("host");
+        assert_eq!(part.attends_part_on_host(0), is_asked, "{spec}");
+        assert_eq!(part.takes_queries_alone(0), is_asked && !spec.contains("tail"), "{spec}");
+        if !is_asked {
+            continue;
+        }
+        let rows: Vec<[Vec<f32>; 3]> = (0..4).map(row).collect();
+        let mut sampled = 0;
+        for (i, [queries, key, value]) in rows.iter().enumerate() {
+            let mut out = vec![f32::NAN; 4 * D];
+            whole.step(0, queries, key, value, &mut out).unwrap();
+            let attend = |fork: &mut Sequence, following| match fork.begin_step(0) {
+                LayerStep::HostAttendsPart(step) => step.attend(queries, following, &[]).unwrap(),
+                _ => panic!("{spec}: the host attends a part"),
+            };
+            let found = attend(&mut part, Some([key.as_slice(), value.as_slice()]));
+            if alone.takes_queries_alone(0) {
+                assert_eq!(attend(&mut alone, None), found, "{spec}, row {i}");
+            }
+            let prefix = whole.prefix().layer(0).unwrap();
+            for head in 0..4 {
+                let (kv_head, total) = (head / 2, TOKENS + i + 1);
+                let [keys, values] = [&prefix.keys, &prefix.values].map(|rows| rows.head(kv_head).to_f32());
+                let of_token = |token: usize| match token.checked_sub(TOKENS) {
+                    None => (&keys[token * D..][..D], &values[token * D..][..D]),
+                    Some(behind) => (&rows[behind][1][kv_head * D..][..D], &rows[behind][2][kv_head * D..][..D]),
+                };
+                let AttendedTokens { exact, selection } = &found.picked[kv_head];
+                let tokens: Vec<_> = (0..exact.sink).chain(exact.recent..total).map(of_token).collect();
+                let partial = &found.partials[head * (2 + D)..][..2 + D];
+                let expected = merged(&queries[head * D..][..D], &tokens, partial);
+                let ours = &out[head * D..][..D];
+                let apart = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(apart < 1e-5, "{spec}, row {i}, head {head}: {ours:?} and {expected:?}");
+                sampled += selection.as_ref().map_or(0, |selection| selection.of_heads(2)[head % 2]);
+            }
+        }
+        assert!(sampled > 20, "{spec}: {sampled} tokens were sampled");
+        assert_eq!(whole.costs(), part.costs(), "{spec}");
+        assert!(spec.contains("tail") || alone.costs() == part.costs(), "{spec}");
+    }
+}

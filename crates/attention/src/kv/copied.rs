@@ -1,5 +1,5 @@
 //! The source behind a device: a layer is copied to host memory when somebody looks at it there for the first time, and is
-//! lent from then on.
+//! lent from then on. What is in host memory anyway is lent from where it is.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -9,6 +9,7 @@ use crate::kv::layer::LayerKv;
 use crate::kv::shape::KvShape;
 use crate::kv::source::{Fetched, KvPlace, KvSource, VisitRows};
 use crate::kv::tier::{KvError, Tier};
+use spattn_kernels::Rows;
 
 /// A prefix that a device holds.
 #[derive(Debug)]
@@ -27,9 +28,12 @@ impl CopiedKv {
 
     /// The copy of a layer; copying is tried once.
     fn copy(&self, layer: usize) -> Result<&LayerKv, KvError> {
-        let error = |why: String| KvError::Unread { layer, tier: self.device.tier(), why };
-        let copy = || self.device.copy_layer(layer).map_err(|failure| error(failure.to_string()));
+        let copy = || self.device.copy_layer(layer).map_err(|failure| self.unread(layer, failure.to_string()));
         self.copies[layer].get_or_init(copy).as_ref().map_err(KvError::clone)
+    }
+
+    fn unread(&self, layer: usize, why: String) -> KvError {
+        KvError::Unread { layer, tier: self.device.tier(), why }
     }
 }
 
@@ -54,8 +58,20 @@ impl KvSource for CopiedKv {
         self.copy(layer).map(Some)
     }
 
+    fn lend_head(&self, at: KvPlace) -> Result<Option<[Rows<'_>; 2]>, KvError> {
+        if let Some(rows) = self.device.on_host(at.layer, at.kv_head, self.tokens) {
+            return rows.map(Some).map_err(|failure| self.unread(at.layer, failure.to_string()));
+        }
+        let kv = self.copy(at.layer)?;
+        Ok(Some([kv.keys.head(at.kv_head), kv.values.head(at.kv_head)]))
+    }
+
     fn scan(&self, at: KvPlace, tokens: Range<usize>, visit: &mut VisitRows<'_>) -> Result<Fetched, KvError> {
-        self.copy(at.layer)?.show(at.kv_head, tokens, visit);
+        let lent = self.lend_head(at)?;
+        if let Some(rows) = lent {
+            let [keys, values] = rows.map(|rows| rows.slice(tokens.clone(), self.device.shape().d));
+            visit(keys, values);
+        }
         Ok(Fetched::default())
     }
 

@@ -7,6 +7,7 @@ use crate::backend::active::KvHandle;
 use crate::kv::layer::LayerKv;
 use crate::kv::shape::KvShape;
 use crate::kv::tier::Tier;
+use spattn_kernels::Rows;
 
 /// Keys and values of a prefix that a device works with.
 pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
@@ -23,6 +24,11 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// # Errors
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
+
+    /// Keys and values `[token][d]` of the first tokens of a KV head, where they are in host memory and the host can read them there.
+    fn on_host(&self, _layer: usize, _kv_head: usize, _tokens: usize) -> Option<Result<[Rows<'_>; 2], DeviceFailure>> {
+        None
+    }
 
     /// One layer where it is, if a GPU's kernels reach it.
     fn on_gpu(&self, _layer: usize) -> Option<KvHandle<'_>> {

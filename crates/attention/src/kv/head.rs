@@ -40,10 +40,7 @@ impl<'a> KvHead<'a> {
     /// If the source lends its layers, and cannot read this one.
     pub(crate) fn of(source: &'a dyn KvSource, at: KvPlace) -> Result<Self, KvError> {
         let shape = source.shape();
-        let rows = match source.lend(at.layer)? {
-            Some(kv) => Place::Lent([kv.keys.head(at.kv_head), kv.values.head(at.kv_head)]),
-            None => Place::Apart(source, at),
-        };
+        let rows = source.lend_head(at)?.map_or(Place::Apart(source, at), Place::Lent);
         Ok(Self { rows, d: shape.d, dtype: shape.dtype })
     }
 

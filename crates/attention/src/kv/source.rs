@@ -86,6 +86,16 @@ pub trait KvSource: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// Keys and values `[token][d]` of a KV head in host memory, borrowed; `None` if the source only reads what it is asked for. Those of a
+    /// [layer that is lent](Self::lend) by default.
+    ///
+    /// # Errors
+    /// As [`lend`](Self::lend).
+    fn lend_head(&self, at: KvPlace) -> Result<Option<[Rows<'_>; 2]>, KvError> {
+        let Some(kv) = self.lend(at.layer)? else { return Ok(None) };
+        Ok(Some([kv.keys.head(at.kv_head), kv.values.head(at.kv_head)]))
+    }
+
     /// What a token's key and value take where they are stored, of which costs are counted.
     fn row_bytes(&self) -> RowBytes {
         RowBytes::plain(self.shape())

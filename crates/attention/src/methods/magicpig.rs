@@ -31,6 +31,10 @@
 //! **Dense layers.** All publications leave layers dense (0, 16, 32, 48, as far as a model has them), and so do the presets.
 //! By default they are those of the run, as for all methods. Without any, deep models lose much, and a warning says so.
 //!
+//! **`attend_on=host`** is the system of the paper (§4.4): below a GPU, tables, keys and values are in host memory. The GPU hashes keys once
+//! and queries at each step; the host looks codes up, and attends the sampled tokens into partial softmaxes, which the GPU merges with that
+//! of the static tokens. Tables and codes are those of `attend_on=device`, and so are the samples. On a CPU both are one.
+//!
 //! Each query head of a GQA group samples with its own query from the tables of its KV head, as in the authors' code. A
 //! union over the group is not offered: the heads use the same hyperplanes, so their collisions are dependent, and the
 //! probability of the union, which the weights need, has no closed form for more than two heads.
@@ -56,8 +60,8 @@ use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::prefill::mask::{RowHead, RowMask};
 use crate::scored::granularity::try_each_head;
 use crate::{
-    DeviceForm, HeadPrefix, Histogram, Method, Params, PrefillPattern, Probe, ProbeHead, QueryBlock, Role,
-    SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned, Weighting, least_reaching,
+    DeviceForm, HeadPrefix, Histogram, IndexBuilder, Method, Params, PrefillPattern, Probe, ProbeHead, QueryBlock,
+    Role, SelectedTokens, Selection, Solved, StaticTokens, Step, TailRule, Tuned, Weighting, least_reaching,
 };
 
 use std::any::Any;
@@ -88,6 +92,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
         ParamInfo { key: "simple_lsh", default: "false", about: "false | true: order by inner product, not by angle" },
         ParamInfo { key: "u_floor", default: "0", about: "added to a token's probability before 1/u, 0 to 1" },
         ParamInfo { key: "seed", default: "1", about: "draw of the hyperplanes, which all heads share" },
+        ParamInfo {
+            key: "attend_on",
+            default: "device",
+            about: "device | host: where a GPU run with --kv-tier host samples and attends what it sampled; a CPU run is alike",
+        },
     ],
     presets: &[
         Preset {
@@ -121,6 +130,8 @@ struct MagicPig {
     tables: Tuned<usize>,
     hashing: Hashing,
     u_floor: f64,
+    /// Whether the host samples and attends, below a GPU.
+    attends_on_host: bool,
     planes: RandomPlanes,
     /// Table of `ln u`; `None` until `K` and `L` are known.
     log_probability: Option<Arc<LogProbability>>,
@@ -162,7 +173,8 @@ impl MagicPig {
         }
         let seed = params.get_minor_as("seed", 1u64, SEED)?;
         let hashing = Hashing { min_collisions, center, simple_lsh, seed };
-        Ok(Self::new(bits, tables, hashing, u_floor))
+        let attends_on_host = params.choice("attend_on", &["device", "host"])? == "host";
+        Ok(Self { attends_on_host, ..Self::new(bits, tables, hashing, u_floor) })
     }
 
     fn new(bits: Option<usize>, tables: Tuned<usize>, hashing: Hashing, u_floor: f64) -> Self {
@@ -173,7 +185,7 @@ impl MagicPig {
         };
         let planes = RandomPlanes::new(shape.map_or(0, Shape::planes), hashing.seed);
         let log_probability = shape.map(|shape| Arc::new(LogProbability::new(shape, hashing.min_collisions, u_floor)));
-        Self { bits, tables, hashing, u_floor, planes, log_probability }
+        Self { bits, tables, hashing, u_floor, attends_on_host: false, planes, log_probability }
     }
 
     /// `K` and `L`, as given or solved.
@@ -278,6 +290,8 @@ struct HashIndex {
 struct Sampling {
     counters: Workspaces<CollisionCounter>,
     tail: HashedTail,
+    /// Codes of the next step's queries, `[query][table]`, if a device hashed them.
+    codes: Vec<u16>,
 }
 
 /// Tokens that left the window since the prefix was read, hashed with its mean and, for `simple_lsh`, its longest key.
@@ -311,14 +325,16 @@ impl Method for MagicPig {
         let agreements = Histogram::pooled(probe.measure(|head| self.agreements(head))?);
         let Shape { bits, tables } = self.shape_for(wanted, &agreements);
         let method = Self::new(Some(bits), Tuned::Value(tables), self.hashing, self.u_floor);
+        let method = Self { attends_on_host: self.attends_on_host, ..method };
         Ok(Some(Solved { method, params: format!("K={bits},L={tables}") }))
     }
 
-    /// In how many tables a token has to collide, and how it is weighted, is a matter of each step; planes follow from shape and seed.
+    /// In how many tables a token has to collide, and how it is weighted, is a matter of each step; planes follow from shape and seed. Tables
+    /// that a GPU made for the host may differ from the host's own, by codes of keys that lie on a plane but for rounding.
     fn index_key(&self) -> IndexKey {
-        let Self { bits, tables, hashing, u_floor: _, planes: _, log_probability: _ } = self;
+        let Self { bits, tables, hashing, u_floor: _, attends_on_host, planes: _, log_probability: _ } = self;
         let Hashing { min_collisions: _, center, simple_lsh, seed } = hashing;
-        IndexKey::new((*bits, *tables, *center, *simple_lsh, *seed))
+        IndexKey::new((*bits, *tables, *center, *simple_lsh, *seed, *attends_on_host))
     }
 
     /// Needs all keys at the same time: their mean, and with `simple_lsh` the longest of them, enters each hash.
@@ -354,7 +370,7 @@ impl Method for MagicPig {
             Norms::Common(longest) => Norms::Common(longest),
         };
         let tail = HashedTail { codes: CodeRows::new(self.shape()), norms };
-        Sampling { counters: Workspaces::new(), tail }
+        Sampling { counters: Workspaces::new(), tail, codes: Vec::new() }
     }
 
     fn state_bytes(&self, state: &Sampling) -> usize {
@@ -380,7 +396,13 @@ impl Method for MagicPig {
                 all.extend(new);
             }
         }
-        let sides = index.hash_queries(step, cost);
+        let sides = match std::mem::take(&mut state.codes) {
+            codes if codes.is_empty() => index.hash_queries(step),
+            codes => {
+                codes.chunks_exact(codes.len() / step.group()).flat_map(|own| self.shape().sides_of(own)).collect()
+            }
+        };
+        index.count_hashing(step, cost);
         let (words, state) = (index.planes.words(), &*state);
         let pick =
             |head: usize, cost: &mut Cost| self.picks(step, head, &sides[head * words..][..words], index, state, cost);
@@ -394,8 +416,24 @@ impl Method for MagicPig {
         }
     }
 
+    fn attends_on_host(&self) -> bool {
+        self.attends_on_host
+    }
+
+    fn take_codes(&self, state: &mut Sampling, codes: &[u16]) {
+        state.codes = codes.to_vec();
+    }
+
+    fn index_builder(&self) -> Option<&dyn IndexBuilder> {
+        (self.attends_on_host && self.can_hash_on_device()).then_some(self as _)
+    }
+
     fn device_form(&self) -> Result<&dyn DeviceForm, Vec<HostReason>> {
         let mut reasons = Vec::new();
+        if self.attends_on_host {
+            reasons.push(HostReason::AttendsOnHost);
+            reasons.extend(self.bits_reason());
+        }
         if self.hashing.simple_lsh {
             reasons.push(HostReason::setting("simple_lsh", true));
         }
@@ -471,8 +509,8 @@ fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
 }
 
 impl HashIndex {
-    /// Side bits of the group's queries, `[group][words]`; counts the cost.
-    fn hash_queries(&self, step: &Step<'_>, cost: &mut Cost) -> Vec<u64> {
+    /// Side bits of the group's queries, `[group][words]`.
+    fn hash_queries(&self, step: &Step<'_>) -> Vec<u64> {
         let width = self.planes.d();
         let mut queries = vec![0.0; step.group() * width];
         for (query, padded) in step.queries.chunks_exact(step.d).zip(queries.chunks_exact_mut(width)) {
@@ -480,12 +518,16 @@ impl HashIndex {
         }
         let mut sides = vec![0; step.group() * self.planes.words()];
         self.planes.side_bits(&queries, &mut sides);
-        let flops = 2 * (queries.len() * self.planes.count()) as u64;
+        sides
+    }
+
+    /// Counts the hashing of the group's queries, wherever that is done.
+    fn count_hashing(&self, step: &Step<'_>, cost: &mut Cost) {
+        let flops = 2 * (step.group() * self.planes.d() * self.planes.count()) as u64;
         cost.score_flops += flops;
         cost.projection_flops += flops;
         cost.shared_bytes += self.planes.bytes() as u64;
         cost.shared_uses += 1;
-        sides
     }
 }
 

@@ -215,7 +215,17 @@ impl RunConfig {
             let what = "`kv_tier = \"host\"` applies to a GPU, and this run uses a CPU, whose memory is the host's";
             return Err(UsageError::new(what).hint("leave --kv-tier out, or keep the KV cache on disk: --kv-tier disk"));
         }
-        Ok(())
+        let on_host = |method: &&Configured| method.method.attends_on_host();
+        match self.methods.iter().find(on_host) {
+            Some(method) if self.kv_tier != KvTier::Host && self.device != Device::Cpu => {
+                let what = format!(
+                    "method `{}` attends on the host, and the GPU of this run keeps keys and values in its own memory",
+                    method.label()
+                );
+                Err(UsageError::new(what).hint("keep them in the host's: --kv-tier host; or leave attend_on out"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses quantised keys and values where they cannot be stored yet.
@@ -283,6 +293,19 @@ mod tests {
             assert!(settings.about.is_some(), "{}", shipped.name);
             assert_eq!(RunConfig::resolve(settings).unwrap()[0].methods[0].name, "full");
         }
+    }
+
+    #[test]
+    fn a_gpu_lets_the_host_attend_what_is_in_its_memory_alone() {
+        let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['topk', 'magicpig:K=8,L=20,attend_on=host']";
+        let mut config = resolve(text).unwrap();
+        config.check_kv_tier().unwrap();
+        config.device = Device::cuda(0);
+        let refused = config.check_kv_tier().unwrap_err();
+        assert!(refused.to_string().contains("`magicpig:K=8,L=20,attend_on=host` attends on the host"), "{refused}");
+        assert!(refused.hint.is_some_and(|hint| hint.contains("--kv-tier host")));
+        config.kv_tier = KvTier::Host;
+        config.check_kv_tier().unwrap();
     }
 
     #[test]

@@ -225,7 +225,7 @@ pub(super) fn check_cache(config: &RunConfig, model: &OpenModel, tokens: usize) 
 mod tests {
     use super::*;
     use crate::config::settings::Settings;
-    use crate::plan::memory::host_kv_of_example;
+    use crate::plan::memory::{host_indexes_of_example, host_kv_of_example};
     use spattn_model::device::Gpus;
     use spattn_model::source::ModelSource;
     use spattn_model::tokenizer::TokenizerOptions;
@@ -330,6 +330,30 @@ mod tests {
         assert_eq!(votes, shape.heads * (2 * 8 * row + 8 * 4 + tokens * 4));
         let both = of(&["snapkv:k=16,window=8", "expected_attention:k=16,queries=4096"]) - none;
         assert!(both > votes && both == of(&["snapkv:k=0", "expected_attention:k=16,queries=4096"]) - none);
+    }
+
+    #[test]
+    fn tables_by_which_the_host_samples_are_in_its_memory() {
+        let (mut config, model) = run();
+        let (tokens, layers) = (4096, 0..model.dimensions.config().layers);
+        let PromptShape { kv_heads, d, .. } = model.dimensions.prompt_shape(tokens);
+        let mut of = |methods: &str| {
+            let text = format!("tasks = ['ruler/vt']\nlengths = [4096]\nmethods = [{methods}]");
+            config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            assert_eq!(host_indexes_of_example(&config, &model, tokens), 0, "a CPU makes them itself");
+            (config.device, config.kv_tier) = (Device::cuda(0), KvTier::Host);
+            (bytes_at(&config, &model, tokens, &layers), host_indexes_of_example(&config, &model, tokens))
+        };
+        // Numbers of 16 bits, of 20 tables with 16 codes; a mean and lengths.
+        let of_layer = kv_heads * (20 * (17 + tokens) * 2 + 4 * (tokens + d));
+        let (_, on_device) = of("'magicpig:K=4,L=20'");
+        let (one, of_one) = of("'magicpig:K=4,L=20,attend_on=host'");
+        assert_eq!((on_device, of_one), (0, layers.end * of_layer));
+        // Equal tables are shared, and a GPU makes those of one layer at a time.
+        let twice = "'magicpig:K=4,L=20,attend_on=host','magicpig:K=4,L=20,u_floor=1e-4,attend_on=host'";
+        assert_eq!(of(twice).1, of_one);
+        let (other, dense) = of("'magicpig:K=4,L=20,attend_on=host,dense_layers=0'");
+        assert_eq!((other, dense), (one, (layers.end - 1) * of_layer));
     }
 
     #[test]

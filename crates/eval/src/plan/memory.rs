@@ -1,14 +1,15 @@
 //! The memory of examples beyond the weights, as far as it is known before they are run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
 use crate::config::run_config::RunConfig;
 use spattn_attention::kv::{DiskNeed, PrefixDtype};
-use spattn_attention::{Configured, PromptNeed};
+use spattn_attention::{Configured, PromptNeed, PromptShape};
 use spattn_base::memory;
 use spattn_model::OpenModel;
+use spattn_model::device::Device;
 
 /// The most bytes that an example of the lengths that were asked for needs beyond the weights, before any index is built.
 pub fn example_bytes(config: &RunConfig, model: &OpenModel) -> usize {
@@ -80,6 +81,22 @@ pub fn host_kv_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) 
     let prefixes = 1 + waiting_prefix_bytes(config, 1, 1);
     let bytes = memory::product([prefixes, tokens, model.dimensions.kv_bytes_per_token()]);
     (config.kv_tier == KvTier::Host).then_some(bytes)
+}
+
+/// What indexes that a GPU makes for the host take of the host's memory, for an example with `tokens` tokens, as far as that is known before
+/// the run; equal indexes are shared.
+pub fn host_indexes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
+    if config.device == Device::Cpu {
+        return 0;
+    }
+    let (shape, mut known) = (model.dimensions.prompt_shape(tokens), HashSet::new());
+    let of_method = |method: &Configured| {
+        let Some(builder) = method.method.index_builder() else { return 0 };
+        let is_new = known.insert((method.name.clone(), method.method.index_key(), format!("{:?}", method.policy)));
+        let sparse = method.policy.dense(shape.layers).iter().filter(|dense| !**dense).count();
+        if is_new { builder.host_bytes(&PromptShape { layers: sparse, ..shape }) } else { 0 }
+    };
+    config.methods.iter().map(of_method).fold(0, usize::saturating_add)
 }
 
 /// The bytes of a prefix that waits while another is read: the dense prefix is kept for the next example, while each method with a prefill

@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::contexts::{Contexts, Shard, ShareSize, UnassignedContexts};
 use super::gpu_memory::{check_cache, fullest, gpu_needs};
-use super::memory::{bytes_of_example, host_kv_of_example};
+use super::memory::{bytes_of_example, host_indexes_of_example, host_kv_of_example};
 use super::sharding::{ShardAssignment, ShardLoads, Work};
 use crate::config::kv_tier::KvTier;
 use crate::config::protocol::Protocol;
@@ -15,7 +15,7 @@ use crate::examples::example_input::{self, ExampleInput};
 use crate::examples::observer::{RunObserver, SkippedWork};
 use crate::examples::token_counter::Counter;
 use spattn_attention::kv::KvShape;
-use spattn_attention::{Configured, LocalLayers, Positions, PromptShape};
+use spattn_attention::{Configured, HostReason, LocalLayers, Positions, PromptShape};
 use spattn_base::error::UsageError;
 use spattn_base::memory;
 use spattn_model::OpenModel;
@@ -187,6 +187,7 @@ impl Planner<'_> {
         if self.config.device != Device::Cpu {
             let PromptShape { kv_heads, d, .. } = self.model.dimensions.prompt_shape(1);
             let shape = KvShape { kv_heads, d, dtype: self.model.dimensions.dtype() };
+            check_attending_on_host(&self.config.methods, shape)?;
             plan.notes.extend(host_selection_note(&self.config.methods, shape));
         }
         Ok(plan)
@@ -473,8 +474,11 @@ impl Planner<'_> {
             need.check(self.config, &format!("{what}, {tokens} tokens, takes"), &self.model.id)?;
         }
         if let Some(bytes) = host_kv_of_example(self.config, self.model, tokens) {
-            let what = format!("{what}, {tokens} tokens, takes for keys and values of {}", self.model.id);
-            return memory::check(bytes as u64, what, "choose a shorter --length, or --dtype bf16");
+            let indexes = host_indexes_of_example(self.config, self.model, tokens);
+            let of_indexes = if indexes > 0 { ", and for indexes," } else { "" };
+            let what = format!("{what}, {tokens} tokens, takes for keys and values of {}{of_indexes}", self.model.id);
+            let needed = bytes.saturating_add(indexes) as u64;
+            return memory::check(needed, what, "choose a shorter --length, or --dtype bf16");
         }
         // On a GPU, weights, keys and values are in its memory, and only pieces pass through the machine's.
         if self.config.device != Device::Cpu {
@@ -515,6 +519,22 @@ impl Planner<'_> {
 /// The tokens of a task's prompts at a length, as far as they are known before one is made.
 fn tokens_of(task: &dyn Task, length: usize) -> usize {
     if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() }
+}
+
+/// Refuses methods that attend on the host what a GPU cannot hash for them: they would be timed as something else.
+fn check_attending_on_host(methods: &[Configured], shape: KvShape) -> Result<(), UsageError> {
+    let lacks = |method: &&Configured| {
+        let builder = method.method.index_builder().filter(|builder| builder.fits(shape));
+        method.method.attends_on_host() && builder.is_none()
+    };
+    let Some(method) = methods.iter().find(lacks) else { return Ok(()) };
+    let reasons = method.host_reasons(shape).into_iter().filter(|reason| *reason != HostReason::AttendsOnHost);
+    let mut reasons: Vec<String> = reasons.map(|reason| reason.to_string()).collect();
+    if reasons.is_empty() {
+        reasons.push(format!("no kernel hashes heads of {} channels as it does", shape.d));
+    }
+    let what = format!("method `{}` attends on the host what a GPU hashes: {}", method.label(), reasons.join("; "));
+    Err(UsageError::new(what).hint("leave attend_on out"))
 }
 
 /// Which methods select on the host although a GPU holds keys and values of this shape, each with its reasons; `None` if none does.

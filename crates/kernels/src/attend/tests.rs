@@ -235,3 +235,37 @@ fn nothing_attended_is_zero_not_nan() {
     Accumulator::new(1, 64).finish(&mut out);
     assert!(out.iter().all(|x| *x == 0.0));
 }
+
+/// Parts of a context, some of them empty, whose logits lie far apart: what another machine attended, and what was attended here.
+#[test]
+fn partial_softmaxes_merge_into_the_softmax_of_all_tokens() {
+    let (g, d, n) = (3, 24, 900);
+    let (mut q, k, v) = (noise(g * d, 7), noise(n * d, 8), noise(n * d, 9));
+    // Without the maxima of the parts, the larger logits would overflow and the smaller ones count nothing.
+    q.iter_mut().for_each(|x| *x *= 6.0);
+    let (keys, values) = (Rows::F32(&k), Rows::F32(&v));
+    let bias: Vec<f32> = (0..n).map(|t| (t as f32 * 0.61).cos() - 2.0).collect();
+    for ends in [vec![n], vec![0, n], vec![5, 5, 300, n], vec![1, 2, 3, 450, n, n]] {
+        let mut merged = Accumulator::new(g, d);
+        let mut first = 0;
+        for end in ends.iter().copied() {
+            let tokens: Vec<u32> = (first as u32..end as u32).collect();
+            let mut part = Accumulator::new(g, d);
+            attend_list(&q, keys, values, &tokens, &bias[first..end], &mut part);
+            for h in 0..g {
+                let mut partial = vec![f32::NAN; 2 + d];
+                part.write_partial(h, &mut partial);
+                assert_eq!(partial[0] == f32::NEG_INFINITY, tokens.is_empty());
+                merged.merge_partial(h, &partial);
+            }
+            first = end;
+        }
+        let mut out = vec![f32::NAN; g * d];
+        merged.finish(&mut out);
+        let all: Vec<u32> = (0..n as u32).collect();
+        assert_close(&out, &reference(&q, &k, &v, d, &all, &bias), &format!("parts that end at {ends:?}"));
+    }
+    let mut nothing = [f32::NAN; 26];
+    Accumulator::new(1, d).write_partial(0, &mut nothing);
+    assert!(nothing[0] == f32::NEG_INFINITY && nothing[1..].iter().all(|x| *x == 0.0));
+}

@@ -97,6 +97,7 @@ pub fn count_steps(sequences: &[Sequence], row: &mut BenchRow) {
     row.bytes = row.limit_bytes + cost.select_bytes / steps;
     row.flops += (cost.score_flops + cost.attend_flops) / steps;
     row.bus_bytes = first.crosses_bus().then_some(cost.fetched.host / steps);
+    row.host_bytes = host_bytes(sequences).map(|bytes| bytes / steps);
     if first.aux_bits() > 0.0 {
         (row.index_ms, row.aux_bits) = (Some(1e3 * index.as_secs_f64()), Some(first.aux_bits()));
         row.aux_bytes = Some(sequences.iter().map(|sequence| aux_bytes(sequence.prefix(), sequence.aux_bits())).sum());
@@ -104,6 +105,23 @@ pub fn count_steps(sequences: &[Sequence], row: &mut BenchRow) {
     if let Some(solved) = first.solved() {
         row.solved = solved.to_owned();
     }
+}
+
+/// Bytes that the host reads of indexes and of what it attends below a device: all that is read at the layers where it does, less the static
+/// tokens, which the device attends. `None` if the device attends everything.
+fn host_bytes(sequences: &[Sequence]) -> Option<u64> {
+    let first = sequences.first().filter(|sequence| sequence.prefix().device().is_some())?;
+    let is_asked = |layer: &usize| first.attends_part_on_host(*layer);
+    let asked: Vec<usize> = (0..first.prefix().layers()).filter(is_asked).collect();
+    let shape = first.prefix().shape();
+    let of_layer = |cost: &Cost| {
+        let group = cost.steps / (shape.kv_heads as u64 * (first.tokens() - first.prefix().tokens()).max(1) as u64);
+        let fixed = cost.exact_tokens / group.max(1) * shape.row_bytes() as u64;
+        (cost.kv_bytes + cost.aux_bytes).saturating_sub(fixed)
+    };
+    let of_sequence =
+        |sequence: &Sequence| asked.iter().map(|layer| of_layer(&sequence.costs().layers()[*layer])).sum::<u64>();
+    (!asked.is_empty()).then(|| sequences.iter().map(of_sequence).sum())
 }
 
 #[cfg(test)]

@@ -4,7 +4,8 @@
 //! cache. If a layer is small, several copies of it take the step one after the other, so that a launch is long enough to time; the time of
 //! one is reported.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -13,11 +14,11 @@ use super::attention::count_steps;
 use super::index::count_index;
 use super::row::{BenchRow, Roof};
 use super::sequence::BenchSequence;
-use super::turns::{Runs, Turn};
+use super::turns::{Between, Flood as HostFlood, Runs, Turn};
 use spattn_attention::kv::{KvDtype, KvError, LayerKv, Tier};
 use spattn_attention::{Configured, IndexCache, PromptStats, Rotation};
 use spattn_cuda::{Flood, Gpu, Into, Storage, WeightMatrix};
-use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, RunAlone};
+use spattn_model::cuda::{AloneTimes, BatchWorkspace, Following, LayerAlone, PartAlone, PartTimes, RunAlone};
 use spattn_model::decoder::Decoder;
 use spattn_model::dimensions::Dimensions;
 
@@ -37,9 +38,22 @@ pub(super) struct OnGpu {
     /// The device's name.
     pub name: String,
     flood: Mutex<Flood>,
+    /// What evicts the contents of the host's caches, and measures how fast it reads; made when it is first needed.
+    host: OnceLock<Mutex<HostFlood>>,
+    /// Whether the host attends something, so that its caches are to be evicted, too.
+    floods_host: AtomicBool,
 }
 
 impl OnGpu {
+    fn host(&self) -> MutexGuard<'_, HostFlood> {
+        self.host.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the contents of the host's caches evicted between turns from now on.
+    pub fn flood_host(&self) {
+        self.floods_host.store(true, Ordering::Relaxed);
+    }
+
     /// Opens the device.
     ///
     /// # Errors
@@ -47,7 +61,8 @@ impl OnGpu {
     pub fn open(ordinal: usize) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(ordinal)?);
         let flood = Mutex::new(Flood::new(&gpu)?);
-        Ok(Self { name: gpu.info()?.name, gpu, flood })
+        let (host, floods_host) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self { name: gpu.info()?.name, gpu, flood, host, floods_host })
     }
 
     /// Evicts the contents of the caches, and waits for it.
@@ -55,6 +70,9 @@ impl OnGpu {
     /// # Errors
     /// If the device fails.
     pub fn flood(&self) -> Result<()> {
+        if self.floods_host.load(Ordering::Relaxed) {
+            Between::before_turn(&mut *self.host())?;
+        }
         self.flood.lock().unwrap_or_else(PoisonError::into_inner).pass(&self.gpu)?;
         Ok(self.gpu.synchronize()?)
     }
@@ -70,7 +88,8 @@ impl OnGpu {
             Tier::Device | Tier::Disk => None,
         };
         let (read_gbps, peak_gflops) = (self.gpu.copy_bandwidth()? / 1e9, self.product_gflops()?);
-        Ok(Roof { read_gbps, peak_gflops, is_tiled: false, link_gbps: link })
+        let host_gbps = (tier == Tier::Host).then(|| self.host().roof().read_gbps);
+        Ok(Roof { read_gbps, peak_gflops, is_tiled: false, link_gbps: link, host_gbps })
     }
 
     fn product_gflops(&self) -> Result<f64> {
@@ -173,6 +192,61 @@ impl<'s> SteppingThere<'s> {
         let sequence = cache.fork(method, false)?;
         Ok(layer.run(sequence)?.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
     }
+}
+
+/// A method that selects and attends on the host what it selects, and whose other tokens the device attends.
+pub(super) struct SteppingBeside<'s> {
+    layer: Arc<LayerAlone>,
+    run: PartAlone,
+    sequences: &'s [BenchSequence],
+    batch: usize,
+}
+
+impl<'s> SteppingBeside<'s> {
+    /// Builds a method's indexes; `None` unless the host attends what it selects.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn new(
+        method: &Configured,
+        layer: &Arc<LayerAlone>,
+        cache: &mut IndexCache,
+        (sequences, batch): (&'s [BenchSequence], usize),
+        steps: usize,
+    ) -> Result<Option<Self>> {
+        if !method.method.attends_on_host() {
+            return Ok(None);
+        }
+        let run = layer.run_part(cache.fork(method, false)?, steps)?;
+        Ok(run.map(|run| Self { layer: layer.clone(), run, sequences, batch }))
+    }
+}
+
+impl Runs for SteppingBeside<'_> {
+    /// Wall-clock time of one layer, which waits for the host. The host's part is the time of selecting: it attends as it finds.
+    fn turn(&mut self, number: usize) -> Result<Turn> {
+        self.layer.ask(queries(self.sequences, self.batch, number))?;
+        self.layer.flood()?;
+        let PartTimes { whole, host } = self.run.step()?;
+        Ok(Turn { select: host, attend: whole.saturating_sub(host), ..Turn::of(whole) })
+    }
+
+    fn count(&self, row: &mut BenchRow) {
+        count_steps(std::slice::from_ref(self.run.fork()), row);
+    }
+}
+
+/// An index cache over a prefix of the whole model in host memory, each layer of which is that of the first sequence.
+///
+/// # Errors
+/// If it does not fit.
+pub(super) fn cache_of_model(decoder: &Decoder, sequences: &[BenchSequence], seed: u64) -> Result<IndexCache> {
+    let cuda = decoder.cuda().expect("the model is on the device");
+    let kv = sequences.first().map(|sequence| sequence.prefix.layer(0)).transpose()?;
+    let layers: Vec<&LayerKv> = kv.into_iter().cycle().take(decoder.config().layers).collect();
+    let prefix = cuda.prefix_on_host(&layers)?;
+    let tokens = prefix.tokens();
+    Ok(IndexCache::new(prefix, decoder.dtype(), seed).with_prompt(tokens))
 }
 
 /// A method that builds its index of one layer on the device.

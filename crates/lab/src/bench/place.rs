@@ -45,6 +45,15 @@ impl Place {
         }
     }
 
+    /// Has the contents of the host's caches evicted between turns, too, because the host attends something for a GPU.
+    pub fn flood_host(&self) {
+        match self {
+            Self::Cpu(_) => {}
+            #[cfg(feature = "cuda")]
+            Self::Gpu(gpu) => gpu.flood_host(),
+        }
+    }
+
     /// The throughput that plain code reaches here, with keys and values in `tier`.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use super::capture::Capture;
 use super::decode::Decoding;
 use super::drawn::Drawn;
 #[cfg(feature = "cuda")]
-use super::gpu::{self, BuildingThere, DecodingThere, SteppingThere};
+use super::gpu::{self, BuildingThere, DecodingThere, SteppingBeside, SteppingThere};
 use super::index::Building;
 use super::kernels;
 use super::learned::calibrated;
@@ -24,6 +24,8 @@ use super::prefill::{Attending, Prompt, Reading};
 use super::row::{Bench, BenchRow, Roof};
 use super::sequence::{BenchSequence, Wanted, needs_of};
 use super::turns::{Runs, Timing, Turn, in_turns, turns};
+#[cfg(feature = "cuda")]
+use spattn_attention::IndexCache;
 use spattn_attention::kv::{LayerKv, Tier};
 use spattn_attention::{Configured, PromptNeed, Rotation, mix_seed};
 use spattn_base::error::UsageError;
@@ -158,6 +160,9 @@ impl Plan {
         };
         let (mut place, mut bench) =
             (Place::open(self.device)?, Bench { rows: Vec::new(), roof: Roof::default(), notes });
+        if methods.iter().any(|method| method.method.attends_on_host()) {
+            place.flood_host();
+        }
         let places =
             || self.batches.iter().flat_map(|batch| self.contexts.iter().map(move |context| (*context, *batch)));
         let work = |(context, batch): (usize, usize)| context as f64 * batch as f64;
@@ -432,12 +437,19 @@ impl At<'_> {
     ) -> Result<Vec<Entry<'r>>> {
         let (dtype, seed) = (self.plan.dimensions.dtype(), self.plan.seed);
         let mut cache = gpu::cache(layer, dtype, seed, material.rotation.as_ref());
-        let (mut entries, mut elsewhere) = (Vec::new(), Vec::new());
+        let (mut entries, mut elsewhere, mut of_model) = (Vec::new(), Vec::new(), None);
         for method in self.methods {
             if self.plan.op == Op::Index {
                 match BuildingThere::new(method, layer, dtype, seed, material.rotation.clone()) {
                     Some(runs) => entries.push(Entry::of(method, runs)),
                     None if method.method.is_static_only() => {}
+                    None => elsewhere.push(method.label()),
+                }
+                continue;
+            }
+            if method.method.attends_on_host() {
+                match self.beside(method, material, layer, (&mut cache, &mut of_model))? {
+                    Some(entry) => entries.push(entry),
                     None => elsewhere.push(method.label()),
                 }
                 continue;
@@ -460,6 +472,29 @@ impl At<'_> {
             notes.extend((!notes.contains(&note)).then_some(note));
         }
         Ok(entries)
+    }
+
+    /// A method whose selected tokens the host attends: one layer with indexes of `cache`, or steps of the whole model with those of
+    /// `of_model`, which is made when it is first needed.
+    #[cfg(feature = "cuda")]
+    fn beside<'r>(
+        &'r self,
+        method: &Configured,
+        material: &'r Material,
+        layer: &Arc<LayerAlone>,
+        (cache, of_model): (&mut IndexCache, &mut Option<IndexCache>),
+    ) -> Result<Option<Entry<'r>>> {
+        if let Some(decoder) = &self.plan.decoder {
+            let cache = match of_model {
+                Some(cache) => cache,
+                None => of_model.insert(gpu::cache_of_model(decoder, &material.sequences, self.plan.seed)?),
+            };
+            let runs = Decoding::new(decoder, method, std::slice::from_mut(cache), self.context)?;
+            return Ok(Some(Entry::of(method, runs)));
+        }
+        let of = (&material.sequences[..], self.batch);
+        let runs = SteppingBeside::new(method, layer, cache, of, turns(self.plan.rounds))?;
+        Ok(runs.map(|runs| Entry::of(method, runs)))
     }
 
     /// Methods whose prefill masks the GPU finds, or that are fixed or planned on the host; and `full`.
@@ -631,6 +666,9 @@ impl At<'_> {
             bus_bytes: None,
             bus_gbps: None,
             link_share: None,
+            host_bytes: None,
+            host_gbps: None,
+            host_share: None,
         };
         entry.runs.count(&mut row);
         row
@@ -651,14 +689,19 @@ fn hold_to(row: &mut BenchRow, roof: Roof) {
     (row.gbps, row.gflops) = (row.bytes as f64 / seconds / 1e9, row.flops as f64 / seconds / 1e9);
     let share = |of: f64, all: f64| (of > 0.0 && all > 0.0).then(|| of / all);
     row.bandwidth_share = share(row.gbps, roof.read_gbps);
-    let bus_bytes = row.bus_bytes.unwrap_or(0);
-    let by_bytes = (row.limit_bytes - bus_bytes) as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
+    let (bus_bytes, host_bytes) = (row.bus_bytes.unwrap_or(0), row.host_bytes.unwrap_or(0));
+    // Queries and partial softmaxes cross the bus, too, and are read by nobody else.
+    let of_device = row.limit_bytes.saturating_sub(bus_bytes + host_bytes);
+    let by_bytes = of_device as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
+    let by_host = roof.host_gbps.map_or(0.0, |gbps| host_bytes as f64 / 1e9 / gbps.max(f64::MIN_POSITIVE));
+    row.host_gbps = row.host_bytes.map(|bytes| bytes as f64 / seconds / 1e9);
+    row.host_share = row.host_gbps.zip(roof.host_gbps).and_then(|(gbps, host)| share(gbps, host));
     let to_device = roof.link_gbps.map(|[to_device, _]| to_device);
     let by_bus = to_device.map_or(0.0, |gbps| bus_bytes as f64 / 1e9 / gbps.max(f64::MIN_POSITIVE));
     row.bus_gbps = row.bus_bytes.map(|bytes| bytes as f64 / seconds / 1e9);
     row.link_share = row.bus_gbps.zip(to_device).and_then(|(gbps, link)| share(gbps, link));
     let by_flops = row.flops as f64 / 1e9 / roof.peak_gflops.max(f64::MIN_POSITIVE);
-    row.limit_share = share(by_bytes.max(by_flops).max(by_bus), seconds);
+    row.limit_share = share(by_bytes.max(by_flops).max(by_bus).max(by_host), seconds);
 }
 
 #[cfg(test)]
@@ -685,6 +728,11 @@ mod tests {
         hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0, link_gbps: Some([5.0, 4.0]), ..Roof::default() });
         let near = |got: Option<f64>, expected: f64| (got.unwrap() - expected).abs() < 1e-9;
         assert!(near(row.bus_gbps, 3.0) && near(row.link_share, 0.6) && near(row.limit_share, 0.6), "{row:?}");
+        // Of 5 MB, the host reads 4 at 8 GB/s, which takes half of the time; less than 3 MB more cross the bus at 50 GB/s.
+        let mut asked = BenchRow { bus_bytes: Some(2_900_000), host_bytes: Some(4_000_000), ..row };
+        let roof = Roof { link_gbps: Some([50.0, 50.0]), host_gbps: Some(8.0), read_gbps: 10.0, ..Roof::default() };
+        hold_to(&mut asked, Roof { peak_gflops: 100.0, ..roof });
+        assert!(near(asked.host_gbps, 4.0) && near(asked.host_share, 0.5) && near(asked.limit_share, 0.5), "{asked:?}");
         // Ninety million operations at the peak rate take nine tenths of the time.
         assert!((held(90_000_000).3 - 0.9).abs() < 1e-9);
     }

@@ -112,6 +112,15 @@ pub struct BenchRow {
     /// `bus_gbps` over the bandwidth of copies from pinned memory to the GPU in the same run.
     #[serde(default)]
     pub link_share: Option<f64>,
+    /// Of `limit_bytes`, those that the host reads, if it attends for a GPU what it selects: the index, and keys and values of selected tokens.
+    #[serde(default)]
+    pub host_bytes: Option<u64>,
+    /// `host_bytes` per second, in 10⁹.
+    #[serde(default)]
+    pub host_gbps: Option<f64>,
+    /// `host_gbps` over the bandwidth of plain reading by the host's threads in the same run.
+    #[serde(default)]
+    pub host_share: Option<f64>,
 }
 
 impl BenchRow {
@@ -139,6 +148,10 @@ pub struct Roof {
     /// are in host memory.
     #[serde(default)]
     pub link_gbps: Option<[f64; 2]>,
+    /// The bandwidth of the host's threads reading a buffer much larger than their caches, in 10⁹ bytes per second; only if keys and values are
+    /// in host memory below a GPU.
+    #[serde(default)]
+    pub host_gbps: Option<f64>,
 }
 
 /// The results of one benchmark.

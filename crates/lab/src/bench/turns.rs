@@ -128,7 +128,13 @@ impl Flood {
         let rates = self.times.iter().skip(1).map(|time| Self::BYTES as f64 / time.as_secs_f64() / 1e9);
         let of = |values: Vec<f64>| median_interval(&Sample::independent(&values)).map_or(0.0, |median| median.mean);
         let is_tiled = matmul_precision() == MatmulPrecision::Bf16;
-        Roof { read_gbps: of(rates.collect()), peak_gflops: of(self.peaks.clone()), is_tiled, link_gbps: None }
+        Roof {
+            read_gbps: of(rates.collect()),
+            peak_gflops: of(self.peaks.clone()),
+            is_tiled,
+            link_gbps: None,
+            host_gbps: None,
+        }
     }
 }
 

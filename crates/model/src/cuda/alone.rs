@@ -25,14 +25,14 @@ use spattn_cuda::{
 
 /// One layer of some sequences on a device.
 pub struct LayerAlone {
-    gpu: Arc<Gpu>,
-    shape: KvShape,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) shape: KvShape,
     heads: usize,
     prefix: Arc<Prefix>,
     /// The same again, elsewhere.
     copies: Vec<DevicePrefix>,
     /// What follows the context, one token.
-    tail: Tail,
+    pub(super) tail: Tail,
     /// What was gathered about the context, whose heads are those of all sequences.
     stats: Option<PromptStats>,
     queries: Mutex<Buffer>,
@@ -190,7 +190,10 @@ impl LayerAlone {
         let exact = match fork.begin_step(0) {
             LayerStep::StaticOnly(step) => step.finish(self.heads),
             LayerStep::Device(step) => step.finish(self.heads),
-            LayerStep::DataIndependent(_) | LayerStep::Host(_) | LayerStep::HostAttends(_) => return Ok(None),
+            LayerStep::DataIndependent(_)
+            | LayerStep::Host(_)
+            | LayerStep::HostAttendsPart(_)
+            | LayerStep::HostAttends(_) => return Ok(None),
         };
         let mut run = RunAlone {
             layer: self.clone(),

@@ -7,7 +7,7 @@ use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::host::HostWorkspace;
-use super::kv::{DevicePrefix, SequenceKv, SequenceParts};
+use super::kv::{DevicePrefix, PrefixLayer, SequenceKv, SequenceParts};
 use super::model::{Segment, Share};
 use super::step::{StepPlan, groups_of, rows_of};
 use super::weights::LoadFailure;
@@ -15,7 +15,7 @@ use super::workspace::Workspace;
 use crate::dimensions::Dimensions;
 use crate::engine::{EngineError, GpuUse, KvPlacement, NotFinite, Stream, first_not_finite, positions};
 use crate::tensors::Weights;
-use spattn_attention::kv::{KvShape, Tier};
+use spattn_attention::kv::{KvShape, LayerKv, Prefix, Tier};
 use spattn_attention::{SelectionSite, Sequence};
 use spattn_cuda::{Buffer, Gpu, GpuError};
 
@@ -108,6 +108,28 @@ impl Cuda {
         let mut prefix = DevicePrefix::in_tier(tier, gpus, self.shape(), capacity)?;
         prefix.cached = cached;
         Ok(prefix)
+    }
+
+    /// A prefix of given keys and values, each of which are those of a layer, in the host's memory: for timing.
+    ///
+    /// # Errors
+    /// If they do not fit.
+    ///
+    /// # Panics
+    /// If there are not as many as the model has layers.
+    pub fn prefix_on_host(&self, layers: &[&LayerKv]) -> Result<Arc<Prefix>, GpuError> {
+        let (shape, tokens) = (self.shape(), layers.first().map_or(0, |kv| kv.tokens()));
+        assert_eq!(layers.len(), self.dimensions.config.layers, "keys and values of each layer");
+        let mut prefix = self.empty_prefix(&KvPlacement::Host, tokens)?;
+        prefix.tokens = tokens;
+        let row = shape.d * shape.dtype.bytes();
+        for (kv, PrefixLayer { gpu, keys, values }) in layers.iter().zip(&mut prefix.layers) {
+            for head in 0..shape.kv_heads {
+                gpu.upload_rows(keys, head * tokens * row, kv.keys.head(head))?;
+                gpu.upload_rows(values, head * tokens * row, kv.values.head(head))?;
+            }
+        }
+        Ok(Prefix::on_device(self.layer_specs().clone(), tokens, Box::new(prefix)))
     }
 
     /// Room for so many rows on each GPU; what it held is lost where it has to grow.

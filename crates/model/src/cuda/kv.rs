@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use spattn_attention::Sequence;
 use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier};
-use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Storage};
+use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Plain, Storage};
+use spattn_kernels::Rows;
 
 /// How a device stores numbers of this type.
 pub(super) fn storage(dtype: KvDtype) -> Storage {
@@ -43,7 +44,7 @@ struct StagedLayer {
 
 /// Keys and values of a layer, each `[kv_head][capacity][d]`, and the GPU that holds them.
 pub(super) struct PrefixLayer {
-    gpu: Arc<Gpu>,
+    pub(super) gpu: Arc<Gpu>,
     pub(super) keys: Buffer,
     pub(super) values: Buffer,
 }
@@ -77,6 +78,12 @@ impl PrefixLayer {
         }
         Ok(())
     }
+}
+
+/// Numbers of a buffer in pinned host memory.
+fn pinned<T: Plain>(buffer: &Buffer, offset: usize, count: usize) -> Result<&[T], GpuError> {
+    let numbers = buffer.host_numbers(offset, count)?;
+    Ok(numbers.expect("layers of the host's tier are allocated in pinned memory"))
 }
 
 /// Memory of a tier that a GPU reads and writes.
@@ -178,6 +185,17 @@ impl DevicePrefix {
         Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads, d, storage: storage(dtype) }
     }
 
+    /// The first tokens of a KV head, of keys or of values that are in host memory.
+    fn rows_on_host<'b>(&self, buffer: &'b Buffer, kv_head: usize, tokens: usize) -> Result<Rows<'b>, GpuError> {
+        let KvShape { d, dtype, .. } = self.shape;
+        let (offset, count) = (kv_head * self.capacity * d * dtype.bytes(), tokens * d);
+        Ok(match dtype {
+            KvDtype::F32 => Rows::F32(pinned(buffer, offset, count)?),
+            KvDtype::F16 => Rows::F16(pinned(buffer, offset, count)?),
+            KvDtype::Bf16 => Rows::Bf16(pinned(buffer, offset, count)?),
+        })
+    }
+
     /// The first tokens of a layer, on the host, in the memory of others that nobody needs any more.
     pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, spare: LayerKv) -> Result<LayerKv, GpuError> {
         let PrefixLayer { gpu, keys, values } = self.place(layer);
@@ -204,6 +222,16 @@ impl DeviceKv for DevicePrefix {
 
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure> {
         Ok(self.copy_tokens(layer, self.tokens, LayerKv::zeros(self.shape, 0))?)
+    }
+
+    fn on_host(&self, layer: usize, kv_head: usize, tokens: usize) -> Option<Result<[Rows<'_>; 2], DeviceFailure>> {
+        if self.tier != Tier::Host {
+            return None;
+        }
+        let PrefixLayer { keys, values, .. } = &self.layers[layer];
+        let rows = |buffer| self.rows_on_host(buffer, kv_head, tokens);
+        let both = rows(keys).and_then(|keys| Ok([keys, rows(values)?]));
+        Some(both.map_err(DeviceFailure::from))
     }
 
     fn on_gpu(&self, layer: usize) -> Option<(&Gpu, Cache<'_>)> {

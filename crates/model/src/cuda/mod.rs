@@ -7,15 +7,19 @@
 //!   for the host within a step. The same holds for sequences that attend static tokens only.
 //! - All other methods select on the host, by the code that every engine uses: the step's queries, keys and values are copied to the
 //!   host, the selected tokens are copied back, and the GPU attends them.
+//! - Methods that attend on the host what they select there get queries alone, with codes that the GPU made of them. Partial softmaxes are
+//!   copied back, which the GPU merges with those of the static tokens.
 //! - Methods whose selection is independent of the data also select on the host, but nothing is copied to it.
 //!
-//! A layer of the prefix is copied to the host when host code reads it for the first time. Rows that are attended at other positions
+//! A layer of the prefix is copied to the host when host code reads it for the first time, unless it is in host memory. Rows that are attended at other positions
 //! than they were rotated for are attended on the host. A prompt that is read with a mask is attended on the GPU where the mask can be
 //! given as lists of blocks ([`attend_on_device`](spattn_attention::SparsePrefill::attend_on_device)).
 //!
 //! The residual stream and sums are f32. Inputs of products, keys and values have the storage type.
 
 mod alone;
+mod alone_part;
+mod asked;
 mod batch;
 mod expert_room;
 mod experts;
@@ -31,6 +35,7 @@ mod weights;
 mod workspace;
 
 pub use alone::{AloneTimes, Following, LayerAlone, RunAlone};
+pub use alone_part::{PartAlone, PartTimes};
 pub use batch::BatchWorkspace;
 pub use gpus::Cuda;
 pub use prompt::{PromptAlone, ReadTimes};

@@ -253,6 +253,7 @@ impl Segment {
             work: Vec::new(),
             picks: Vec::new(),
             scratch: DeviceScratch::default(),
+            asked: Vec::new(),
             host: HostWorkspace::default(),
         })
     }

@@ -1,6 +1,6 @@
 //! What one row of a step attends at a layer, and how that is laid out for the kernels.
 
-use spattn_attention::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
+use spattn_attention::{AttendedPart, AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_cuda::{self as kernels, Attention, TokenLists, Tokens, Unit, Weights};
 
 /// What one row of a step attends at a layer.
@@ -9,6 +9,8 @@ pub(super) enum RowPlan {
     Exact(StaticTokens),
     /// What each KV head picked.
     Picked(Vec<AttendedTokens>),
+    /// Static tokens, and what the host has attended beside them.
+    Merged(AttendedPart),
     /// So much, and what the device picks for a row of those that it picks for together.
     Left(StaticTokens, RowOfLists),
     /// The host has attended, `[heads][d]`.
@@ -35,6 +37,7 @@ impl RowPlan {
         };
         match self {
             Self::Exact(exact) => kv_heads * exact.tokens(total),
+            Self::Merged(part) => part.picked.iter().map(|picked| picked.exact.tokens(total)).sum(),
             Self::Picked(heads) => heads.iter().map(of_head).sum(),
             Self::Left(exact, of) => {
                 let lists = lists[of.lists];
@@ -51,7 +54,7 @@ impl RowPlan {
             Some(Selection::Shared(_)) | None => 1,
         };
         match self {
-            Self::Exact(_) => kv_heads,
+            Self::Exact(_) | Self::Merged(_) => kv_heads,
             Self::Picked(heads) => heads.iter().map(of_head).sum(),
             Self::Left(_, of) => lists[of.lists].lists(),
             Self::Done(_) => 0,
@@ -74,12 +77,18 @@ impl HeadPlan<'_> {
         let head = self.kv_head * self.group;
         let (exact, selection) = match plan {
             RowPlan::Exact(exact) => (*exact, None),
+            RowPlan::Merged(part) => (part.picked[self.kv_head].exact, None),
             RowPlan::Picked(heads) => (heads[self.kv_head].exact, heads[self.kv_head].selection.as_ref()),
             RowPlan::Left(exact, of) => {
                 return self.add_lists(attention, *exact, lists[of.lists], of.row, prefix_tokens);
             }
             RowPlan::Done(_) => return,
         };
+        if let RowPlan::Merged(part) = plan {
+            let width = part.partials.len() / self.heads();
+            let partials = part.partials.chunks_exact(width).enumerate().skip(head).take(self.group);
+            partials.for_each(|(head, partial)| attention.give_partial(self.row, head, partial));
+        }
         let mut add =
             |part: usize, head: usize, queries: usize, exact: StaticTokens, picks: Option<&SelectedTokens>| {
                 let weights = match picks.map(|picks| &picks.weighting) {

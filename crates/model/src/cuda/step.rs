@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
+use super::asked::Asked;
 use super::host::{Numbers, download_wide};
 use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared};
 use super::model::{Segment, StepAngles};
@@ -13,8 +14,8 @@ use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
 use spattn_attention::kv::{DeviceKv, KvError, Tier, TokenSlots};
 use spattn_attention::{
-    AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep, RowSeed,
-    SelectionSite, StaticTokens,
+    AttendedPart, AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
+    RowSeed, SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
@@ -90,7 +91,12 @@ fn step_frequencies(rope: &Rope, positions: &[usize], prompt_tokens: usize) -> (
 }
 
 /// Whether the host looks at queries, keys and values of a stream at a layer.
-pub(super) fn looks(stream: &Stream<'_>, layer: usize) -> bool {
+fn looks(stream: &Stream<'_>, layer: usize) -> bool {
+    waits_for_host(stream, layer) && !stream.fork.takes_queries_alone(layer)
+}
+
+/// Whether a layer waits for the host, which looks at what a stream has there.
+fn waits_for_host(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
@@ -308,7 +314,7 @@ impl Segment {
         for ((place, layer), spans) in self.range.clone().enumerate().zip(spans.chunks_exact(parts)) {
             let [begin, select, attend, finish] = [spans[0], spans[1], spans[2], spans[parts - 1]];
             let compare = if parts == 5 { spans[3] } else { Duration::ZERO };
-            let host = streams.iter().any(|stream| looks(stream, layer));
+            let host = streams.iter().any(|stream| waits_for_host(stream, layer));
             let of_layer = &workspace.work[place * streams.len()..][..streams.len()];
             share_attention([select, attend, compare], host, of_layer, streams);
             used.weights += begin + finish;
@@ -677,6 +683,7 @@ impl Segment {
             true => download_wide(&self.gpu, &workspace.qkv, 0, rows.len() * stacked, self.storage())?,
             false => Vec::new(),
         };
+        let asked = self.ask(workspace, layer, streams)?;
         if let Some(input) = workspace.last_input.take() {
             self.pick_ahead(workspace, Some(&input), layer, streams, (plan, groups))?;
             self.give_queries_ahead(workspace, layer, streams)?;
@@ -684,7 +691,7 @@ impl Segment {
         // What the host picks, it picks meanwhile.
         self.pick_there(workspace, layer, streams, rows, groups)?;
         let is_ahead = self.look_ahead(workspace, layer + 1, streams, (plan, groups))?;
-        let (plans, picking) = self.plan_rows(layer, streams, &numbers, groups)?;
+        let (plans, picking) = self.plan_rows(layer, streams, (&numbers, &asked), groups)?;
         if is_ahead {
             self.give_queries_ahead(workspace, layer + 1, streams)?;
         }
@@ -787,7 +794,7 @@ impl Segment {
         &self,
         layer: usize,
         streams: &mut [Stream<'_>],
-        numbers: &[f32],
+        (numbers, asked): (&[f32], &[Option<Asked>]),
         groups: &[Group],
     ) -> Result<(Vec<RowPlan>, Vec<Duration>), KvError> {
         let (width, stacked) = self.widths();
@@ -820,6 +827,16 @@ impl Segment {
                     LayerStep::Host(step) => {
                         let (queries, key, value) = numbers();
                         RowPlan::Picked(step.select(queries, key, value)?)
+                    }
+                    LayerStep::HostAttendsPart(step) => {
+                        let asked = asked[number].as_ref().expect("`ask` went through the same streams");
+                        RowPlan::Merged(match asked.queries.is_empty() {
+                            true => {
+                                let (queries, key, value) = numbers();
+                                step.attend(queries, Some([key, value]), &asked.codes[i])?
+                            }
+                            false => step.attend(&asked.queries[i * width..][..width], None, &asked.codes[i])?,
+                        })
                     }
                     LayerStep::HostAttends(step) => {
                         let (queries, key, value) = numbers();
@@ -911,7 +928,7 @@ impl Segment {
         let mut out = vec![0.0; rows.len() * width];
         self.gpu.download(workspace.wide.as_ref().expect("attention reserved the outputs in f32"), 0, &mut out)?;
         for (i, (row, plan)) in rows.iter().zip(plans).enumerate() {
-            let RowPlan::Picked(picked) = plan else { continue };
+            let (RowPlan::Picked(picked) | RowPlan::Merged(AttendedPart { picked, .. })) = plan else { continue };
             let queries = &numbers[i * stacked..][..width];
             streams[row.stream].fork.compare(layer, queries, picked, row.total, &out[i * width..][..width])?;
         }

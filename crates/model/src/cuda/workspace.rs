@@ -74,6 +74,15 @@ impl SelectionWorkspace {
     }
 }
 
+/// What is kept for a stream for which the host attends a part.
+#[derive(Default)]
+pub(super) struct AskedRoom {
+    /// Numbers of the stream's rows.
+    pub(super) rows: HostDeviceVec<u32>,
+    /// Room for the queries of several rows, without keys and values between them.
+    pub(super) queries: Option<Buffer>,
+}
+
 /// What a layer of a step is for a stream.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Work {
@@ -129,5 +138,7 @@ pub(super) struct Workspace {
     /// Of rows that the device picks for, method by method.
     pub(super) picks: Vec<SelectionWorkspace>,
     pub(super) scratch: DeviceScratch,
+    /// Of streams for which the host attends a part.
+    pub(super) asked: Vec<AskedRoom>,
     pub(super) host: HostWorkspace,
 }

@@ -11,7 +11,7 @@ use crate::backend::cuda::memory::{DeviceScratch, DeviceWorkspace, KvHandle};
 use crate::backend::index::{DeviceIndex, IndexLayer, PrefixStatsView};
 use crate::kv::{DeviceFailure, KvDtype};
 use crate::types::attention_spec::SoftmaxScale;
-use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Reduction, Sampling, Scores, Tree};
+use spattn_cuda::{Gpu, GpuError, HeldTokens, Pages, Queries, Reduction, Sampling, Scores, Tree};
 
 /// An index that was built on a device.
 #[derive(Debug, Default)]
@@ -313,6 +313,20 @@ pub trait CudaBuilder: Send + Sync {
     /// # Errors
     /// If the GPU fails.
     fn build_heads(&self, kv: KvHandle<'_>, layer: &IndexLayer<'_>) -> Result<Vec<Self::Index>, GpuError>;
+
+    /// What [`take_codes`](crate::Method::take_codes) is given of the queries of some rows, `[row][head][code]`; waits for it. Nothing by
+    /// default: the host takes queries as they are.
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn hash_queries(
+        &self,
+        _queries: &Queries<'_>,
+        _kv: KvHandle<'_>,
+        _scratch: &mut DeviceScratch,
+    ) -> Result<Vec<u16>, GpuError> {
+        Ok(Vec::new())
+    }
 }
 
 /// [`CudaBuilder`] with the type of its indexes erased.
@@ -326,6 +340,17 @@ pub trait BuilderLaunch: Send + Sync {
         kv: KvHandle<'_>,
         layer: &IndexLayer<'_>,
     ) -> Result<Vec<Box<dyn Any + Send + Sync>>, GpuError>;
+
+    /// See [`CudaBuilder::hash_queries`].
+    ///
+    /// # Errors
+    /// If the GPU fails.
+    fn hash_queries(
+        &self,
+        queries: &Queries<'_>,
+        kv: KvHandle<'_>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<Vec<u16>, GpuError>;
 }
 
 impl<B: CudaBuilder> BuilderLaunch for B {
@@ -336,6 +361,15 @@ impl<B: CudaBuilder> BuilderLaunch for B {
     ) -> Result<Vec<Box<dyn Any + Send + Sync>>, GpuError> {
         let heads = CudaBuilder::build_heads(self, kv, layer)?;
         Ok(heads.into_iter().map(|head| Box::new(head) as _).collect())
+    }
+
+    fn hash_queries(
+        &self,
+        queries: &Queries<'_>,
+        kv: KvHandle<'_>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<Vec<u16>, GpuError> {
+        CudaBuilder::hash_queries(self, queries, kv, scratch)
     }
 }
 

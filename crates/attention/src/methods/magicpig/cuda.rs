@@ -1,11 +1,20 @@
 //! Launches of the hash tables on a GPU: keys are hashed and sorted when the prefix is read, collisions are looked up at every step.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use super::probability::LogProbability;
-use super::{MagicPig, Shape};
-use crate::backend::active::{Built, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FITS};
-use crate::backend::index::PrefixStatsView;
+use super::tables::{Buckets, HashTables as OwnTables};
+use super::{Geometry, HashIndex, MagicPig, Norms, Shape};
+use crate::backend::active::{
+    Built, CudaBuilder, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FITS, KvHandle,
+};
+use crate::backend::index::{IndexLayer, PrefixStatsView};
 use crate::methods::planes::gaussians;
-use spattn_cuda::{CollisionWorkspace, GpuError, HashTables, HostDeviceVec, SamplingSpec, TableShape, TokenListLayout};
+use spattn_cuda::{
+    Buffer, CollisionWorkspace, DownloadedTables, GpuError, HashTables, HostDeviceVec, Queries, SamplingSpec,
+    TableNumbers, TableShape, TokenListLayout,
+};
 
 /// One of this many candidates is expected to be sampled, by which work is cut evenly: the published settings sample 1 to 4 %.
 const SAMPLED_OF: usize = 32;
@@ -21,6 +30,56 @@ impl MagicPig {
 /// other probabilities share.
 #[derive(Debug, Default)]
 struct SamplingTable(HostDeviceVec<f32>);
+
+/// What queries are hashed with for the host.
+#[derive(Debug, Default)]
+struct QueryHashing {
+    /// Hyperplanes by all that they follow from: bits, tables, channels and seed. All layers share them.
+    planes: HashMap<(usize, usize, usize, u64), Buffer>,
+    workspace: CollisionWorkspace,
+}
+
+impl CudaBuilder for MagicPig {
+    type Index = HashIndex;
+
+    /// The tables of [`build_all`](CudaForm::build_all), brought to the host.
+    fn build_heads(&self, (gpu, cache): KvHandle<'_>, layer: &IndexLayer<'_>) -> Result<Vec<HashIndex>, GpuError> {
+        let shape = self.table_shape(cache.d);
+        let normals = gaussians(self.shape().planes() * cache.d, self.hashing.seed);
+        let tables = gpu.hash_keys(&cache, layer.candidates.clone(), shape, (&normals, self.hashing.center))?;
+        (0..cache.kv_heads).map(|kv_head| Ok(self.index_of(tables.download(gpu, kv_head)?, cache.d))).collect()
+    }
+
+    fn hash_queries(
+        &self,
+        queries: &Queries<'_>,
+        (gpu, cache): KvHandle<'_>,
+        scratch: &mut DeviceScratch,
+    ) -> Result<Vec<u16>, GpuError> {
+        let (shape, seed) = (self.table_shape(cache.d), self.hashing.seed);
+        let key = (shape.bits, shape.tables, shape.d, seed);
+        let QueryHashing { planes, workspace } = scratch.own.of();
+        let planes = match planes.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(none) => none.insert(gpu.upload(&gaussians(self.shape().planes() * shape.d, seed))?),
+        };
+        gpu.hash_queries(queries, cache.storage, shape, planes, workspace)
+    }
+}
+
+impl MagicPig {
+    /// The index of a KV head by tables that a device made.
+    fn index_of(&self, made: DownloadedTables, d: usize) -> HashIndex {
+        let (shape, tokens) = (self.shape(), made.lengths.len());
+        let tables = match made.numbers {
+            TableNumbers::Narrow(bounds, sorted) => OwnTables::Narrow(Buckets::of(shape, tokens, bounds, sorted)),
+            TableNumbers::Wide(bounds, sorted) => OwnTables::Wide(Buckets::of(shape, tokens, bounds, sorted)),
+        };
+        let mean = (!made.mean.is_empty()).then_some(made.mean);
+        let geometry = Geometry { mean, norms: Norms::Each(made.lengths) };
+        HashIndex { planes: self.planes.of_width(d), tables, geometry }
+    }
+}
 
 impl CudaForm for MagicPig {
     type Index = HashTables;

@@ -4,7 +4,7 @@ use super::{MagicPig, Shape};
 use crate::backend::reasons::HostReason;
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvShape};
-use crate::{Context, DeviceForm, PromptShape, StepShape};
+use crate::{Context, DeviceForm, IndexBuilder, PromptShape, StepShape, Tuned};
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
 /// The most bits of a code that kernels sort by.
@@ -15,12 +15,55 @@ fn number_bytes(candidates: usize) -> usize {
     if candidates <= NARROW_TOKENS { 2 } else { 4 }
 }
 
+/// Bytes of the tables, the mean and the lengths of a KV head.
+fn of_head(Shape { bits, tables }: Shape, prefix: &PromptShape) -> usize {
+    let tokens = prefix.tokens;
+    tables * ((1 << bits) + 1 + tokens) * number_bytes(tokens) + 4 * (tokens + prefix.d)
+}
+
+impl MagicPig {
+    /// The shape, as far as it is known before a density is solved.
+    fn known_shape(&self) -> Option<Shape> {
+        let Tuned::Value(tables) = self.tables else { return None };
+        Some(Shape { bits: self.bits.unwrap_or(Self::DEFAULT_BITS), tables })
+    }
+
+    /// Whether kernels hash as the method does, in heads of a width that they take.
+    pub(super) fn can_hash_on_device(&self) -> bool {
+        !self.hashing.simple_lsh && self.bits_reason().is_none()
+    }
+
+    /// The number of bits, if kernels do not sort by so many.
+    pub(super) fn bits_reason(&self) -> Option<HostReason> {
+        let bits = self.bits.unwrap_or(Self::DEFAULT_BITS);
+        (bits > MOST_BITS).then(|| HostReason::setting("K", bits))
+    }
+}
+
+/// A device makes the tables by which the host samples.
+impl IndexBuilder for MagicPig {
+    fn fits(&self, shape: KvShape) -> bool {
+        HostReason::of_head_width(shape.d, GPU_WIDEST, 8).is_none()
+    }
+
+    /// The tables of one layer, codes of a KV head while they are made, and hyperplanes.
+    fn bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
+        let published = Shape { bits: Self::DEFAULT_BITS, tables: Self::PUBLISHED_TABLES };
+        let shape = self.known_shape().unwrap_or(published);
+        let Shape { bits, tables } = shape;
+        prefix.kv_heads * of_head(shape, prefix) + 2 * tables * prefix.tokens + 2 * 4 * bits * tables * prefix.d
+    }
+
+    /// Tables, means and lengths of all layers; nothing as long as the number of tables follows from a density.
+    fn host_bytes(&self, prefix: &PromptShape) -> usize {
+        self.known_shape().map_or(0, |shape| prefix.layers * prefix.kv_heads * of_head(shape, prefix))
+    }
+}
+
 impl DeviceForm for MagicPig {
     fn shape_reasons(&self, shape: KvShape) -> Vec<HostReason> {
         let mut reasons = Vec::from_iter(HostReason::of_head_width(shape.d, GPU_WIDEST, 8));
-        if self.shape().bits > MOST_BITS {
-            reasons.push(HostReason::setting("K", self.shape().bits));
-        }
+        reasons.extend(self.bits_reason());
         reasons
     }
 
@@ -50,12 +93,10 @@ impl DeviceForm for MagicPig {
     }
 
     fn index_bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
-        let (Shape { bits, tables }, tokens) = (self.shape(), prefix.tokens);
-        let of_tables = tables * ((1 << bits) + 1 + tokens) * number_bytes(tokens);
-        let own =
-            prefix.layers * (prefix.kv_heads * (of_tables + 4 * (tokens + prefix.d)) + 4 * bits * tables * prefix.d);
+        let Shape { bits, tables } = self.shape();
+        let own = prefix.layers * (prefix.kv_heads * of_head(self.shape(), prefix) + 4 * bits * tables * prefix.d);
         // Codes of one KV head, while tables are made.
-        own + 2 * tables * tokens
+        own + 2 * tables * prefix.tokens
     }
 
     /// Whatever collides: each token with its weight.

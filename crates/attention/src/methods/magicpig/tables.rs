@@ -47,8 +47,22 @@ impl Shape {
 }
 
 impl Shape {
+    /// The sides that have these codes, one in each table.
+    pub(super) fn sides_of(self, codes: &[u16]) -> Vec<u64> {
+        assert_eq!(codes.len(), self.tables, "a code for each table");
+        let mut sides = vec![0; self.planes().div_ceil(64)];
+        for (table, code) in codes.iter().enumerate() {
+            let (word, shift) = (table * self.bits / 64, table * self.bits % 64);
+            sides[word] |= u64::from(*code) << shift;
+            if shift + self.bits > 64 {
+                sides[word + 1] |= u64::from(*code) >> (64 - shift);
+            }
+        }
+        sides
+    }
+
     /// The codes in all tables, from sides.
-    fn codes_of(self, sides: &[u64]) -> impl Iterator<Item = u16> {
+    pub(super) fn codes_of(self, sides: &[u64]) -> impl Iterator<Item = u16> {
         (0..self.tables).map(move |table| self.code(sides, table) as u16)
     }
 }
@@ -232,6 +246,13 @@ impl<N: TokenNumber> Buckets<N> {
         in_large_pages(&mut sorted);
         let tables = sorted.par_chunks_exact_mut(tokens.max(1)).zip(bounds.par_chunks_exact_mut(shape.codes() + 1));
         tables.enumerate().for_each(|(table, (sorted, bounds))| sort_by_code(|| codes.of(table), sorted, bounds));
+        Self::of(shape, tokens, bounds, sorted)
+    }
+
+    /// Tables of `bounds` `[table][2^K + 1]` and of tokens that are `sorted` by code, `[table][token]`.
+    pub(super) fn of(shape: Shape, tokens: usize, bounds: Vec<N>, sorted: Vec<N>) -> Self {
+        let lengths = (shape.tables * (shape.codes() + 1), shape.tables * tokens);
+        assert_eq!((bounds.len(), sorted.len()), lengths, "the tables do not hold {tokens} tokens each");
         Self { shape, tokens, bounds, sorted }
     }
 

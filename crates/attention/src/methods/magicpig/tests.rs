@@ -125,6 +125,7 @@ fn redrawn(method: &MagicPig, seed: u64) -> MagicPig {
         tables,
         hashing: Hashing { seed, ..hashing },
         u_floor,
+        attends_on_host: false,
         planes: RandomPlanes::new(method.shape().planes(), seed),
         log_probability: method.log_probability.clone(),
     }
@@ -470,7 +471,7 @@ fn costs_and_bytes_are_those_of_what_was_read_and_stored() {
     assert_eq!((cost.score_flops as usize, cost.kv_bytes), (hashing + 2 * 2 * D, 0));
     let magicpig = method("magicpig:K=6,L=40");
     let index = Method::build(&magicpig, &scene.prefix()).unwrap();
-    let sides = index.hash_queries(&scene.step(), &mut Cost::default());
+    let sides = index.hash_queries(&scene.step());
     let lookups: usize = sides.chunks(index.planes.words()).map(|s| index.tables.visit_collisions(s, |_| ())).sum();
     let (means, norms) = (2 * D * 4, picks * 4);
     assert_eq!(cost.aux_bytes as usize, lookups + means + norms);
@@ -496,6 +497,30 @@ fn picks_do_not_depend_on_the_number_of_threads() {
     };
     assert!(!on(1)[0].0.is_empty());
     assert_eq!(on(1), on(5));
+}
+
+#[test]
+fn codes_that_a_device_made_find_what_the_host_finds() {
+    for (bits, tables) in [(2, 9), (3, 65), (7, 40), (10, 150), (15, 5), (16, 8)] {
+        let scene = Scene { keys: gaussians(500 * 24, 1), queries: gaussians(3 * 24, 2), d: 24 };
+        let method = method(&format!("magicpig:K={bits},L={tables},min_collisions=1,attend_on=host"));
+        let (index, step) = (Method::build(&method, &scene.prefix()).unwrap(), scene.step());
+        let sides = index.hash_queries(&step);
+        let words = index.planes.words();
+        let codes: Vec<u16> = sides.chunks_exact(words).flat_map(|own| method.shape().codes_of(own)).collect();
+        let mut state = Method::start(&method, &index);
+        let mut select = |codes: &[u16]| {
+            let mut cost = Cost::default();
+            Method::take_codes(&method, &mut state, codes);
+            (Method::select(&method, &step, &index, &mut state, &mut cost).unwrap(), cost)
+        };
+        // Other codes find others, and nothing of them is left for the next step.
+        let own = select(&[]);
+        let others: Vec<u16> = codes.iter().map(|code| code ^ 1).collect();
+        assert_ne!(select(&others).0, own.0, "K={bits} L={tables}");
+        assert_eq!(select(&codes), own, "K={bits} L={tables}");
+        assert_eq!(select(&[]), own, "K={bits} L={tables}");
+    }
 }
 
 #[test]

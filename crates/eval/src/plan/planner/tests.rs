@@ -21,6 +21,27 @@ fn methods_that_select_on_the_host_are_named_with_their_reasons() {
              and the kernels support up to 128)"
     );
 }
+
+#[test]
+fn what_no_gpu_hashes_for_the_host_is_refused_with_the_reason() {
+    let refused = |spec: &str, d: usize| {
+        let method = configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
+        check_attending_on_host(&[method], KvShape { kv_heads: 2, d, dtype: KvDtype::Bf16 }).map_err(|e| e.to_string())
+    };
+    for taken in ["magicpig:attend_on=host", "magicpig:K=16", "magicpig:density=0.1,attend_on=host", "topk"] {
+        assert_eq!(refused(taken, 128), Ok(()), "{taken}");
+    }
+    assert_eq!(refused("magicpig", 256), Ok(()));
+    for (spec, d, why) in [
+        ("magicpig:attend_on=host", 256, "no kernel hashes heads of 256 channels"),
+        ("magicpig:attend_on=host,K=16", 128, "K=16"),
+        ("magicpig:attend_on=host,simple_lsh=true", 128, "simple_lsh=true"),
+    ] {
+        let error = refused(spec, d).unwrap_err();
+        assert!(error.contains(why) && error.contains("attends on the host"), "{spec}: {error}");
+    }
+}
+
 use spattn_attention::{Policy, expand_grid};
 use spattn_model::config::RopeScaling;
 use spattn_model::decoder::Dimensions;
