@@ -295,7 +295,7 @@ fn long_contexts_are_attended_on_the_host_alike() {
         let shape = |config: &mut ModelConfig| (config.heads, config.kv_heads, config.head_dim) = (8, 4, 128);
         let dimensions = Dimensions::new(&small("llama-3.1-8b", shape), dtype);
         let mut decoder = Decoder::load(&dimensions, &ModelWeights::random(3), CUDA).unwrap();
-        decoder.keep_kv_on_host();
+        decoder.keep_kv_on_host(None);
         let mut below = with_prompt(decoder);
         below.prompt = tokens(6000, 5);
         for rows in [1, 30] {

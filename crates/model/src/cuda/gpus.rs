@@ -120,7 +120,7 @@ impl Cuda {
     pub fn prefix_on_host(&self, layers: &[&LayerKv]) -> Result<Arc<Prefix>, GpuError> {
         let (shape, tokens) = (self.shape(), layers.first().map_or(0, |kv| kv.tokens()));
         assert_eq!(layers.len(), self.dimensions.config.layers, "keys and values of each layer");
-        let mut prefix = self.empty_prefix(&KvPlacement::Host, tokens)?;
+        let mut prefix = self.empty_prefix(&KvPlacement::Host { cached: None }, tokens)?;
         prefix.tokens = tokens;
         let row = shape.d * shape.dtype.bytes();
         for (kv, PrefixLayer { gpu, keys, values }) in layers.iter().zip(&mut prefix.layers) {
