@@ -10,17 +10,19 @@ struct TailRow {
     uint32_t first, count;
     // The column of the first of their pages, and the number of pages.
     uint32_t column, pages;
-    // A column whose page is always selected.
-    uint32_t open, unused;
+    // A column whose page is always selected; tokens of a page.
+    uint32_t open, page;
 };
 
-// Blocks: pieces of `room` keys, KV heads, rows. Writes `[kv_head][row][room][pieces]`; the last key repeats where a row has fewer.
+// Blocks: pieces of `room` keys, KV heads, rows. Writes `[kv_head][row][room][pieces]`. A row that has fewer repeats its last key to the end
+// of the last page, and then this page.
 extern "C" __global__ void gather_tail(const TailRow* rows, const uint4* prefix, unsigned long long stride, uint32_t prefix_tokens,
                                        uint32_t pieces, uint32_t room, uint4* to) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= room * pieces) return;
     const TailRow row = rows[blockIdx.z];
-    const uint32_t token = row.count > 0 ? row.first + min(i / pieces, row.count - 1) : 0;
+    const uint32_t at = i / pieces, last = row.count > 0 ? row.count - 1 : 0, last_page = last / row.page * row.page;
+    const uint32_t token = row.count > 0 ? row.first + (at < row.count ? at : last_page + min(at % row.page, last - last_page)) : 0;
     const bool is_behind = token >= prefix_tokens;
     const uint4* head = is_behind ? row.keys + blockIdx.y * row.stride : prefix + blockIdx.y * stride;
     const uint64_t place = is_behind ? token - prefix_tokens : token;

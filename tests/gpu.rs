@@ -1017,16 +1017,17 @@ fn coded_bounds(bounds: &[f32], d: usize, bits: u32, up: bool) -> Vec<f32> {
             while up && least + step * top < most {
                 step = step.next_up();
             }
-            let codes = |code: f32| least + step * code;
-            for x in group.iter_mut().skip(channel).step_by(d) {
-                // The code next to the bound, of all that there are.
-                let all = (0..=top as u32).map(|code| codes(code as f32));
-                let next = if up {
-                    all.filter(|c| *c >= *x).min_by(f32::total_cmp)
-                } else {
-                    all.filter(|c| *c <= *x).max_by(f32::total_cmp)
-                };
-                *x = next.expect("the range has a number on this side of the bound");
+            let value = |code: f32| least + step * code;
+            for x in group.iter_mut().skip(channel).step_by(d).filter(|_| step > 0.0) {
+                let place = (*x - least) / step;
+                let code = if up { place.ceil().min(top) } else { place.floor().min(top) };
+                // The quotient is rounded: the next code, if this one is on the wrong side of the bound.
+                let is_wrong = if up { value(code) < *x } else { value(code) > *x };
+                *x = value(match (is_wrong, up) {
+                    (false, _) => code,
+                    (true, true) => code + 1.0,
+                    (true, false) => code - 1.0,
+                });
             }
         }
     }
@@ -1842,7 +1843,7 @@ const BEHIND: [Range<usize>; 3] = [46..59, 50..50, 48..51];
 #[ignore = "needs a GPU"]
 fn keys_behind_a_prefix_are_gathered_and_their_scores_follow() {
     let (gpu, prefix_tokens, room, lists, of_prefix) = (gpu(), 50, 16, 3, 46);
-    for (storage, d) in [(Storage::F32, 20), (Storage::F16, 64), (Storage::Bf16, 8)] {
+    for (storage, d, page) in [(Storage::F32, 20, 1), (Storage::F16, 64, 3), (Storage::Bf16, 8, 5)] {
         let prefix = Kv::new(2, prefix_tokens, d, 300, storage);
         let tails = [9, 0, 1].map(|tokens| Kv::new(2, tokens, d, 310 + tokens as u64, storage));
         let sent = prefix.send(&gpu, 60, storage);
@@ -1851,6 +1852,7 @@ fn keys_behind_a_prefix_are_gathered_and_their_scores_follow() {
             keys: cache(&tails_sent[i], 12, &tails[i], storage),
             tokens: BEHIND[i].clone(),
             columns: of_prefix..of_prefix + BEHIND[i].len(),
+            page,
             open: (i == 2).then_some(7),
         };
         let mut rows = TailRows::default();
@@ -1859,7 +1861,11 @@ fn keys_behind_a_prefix_are_gathered_and_their_scores_follow() {
         for head in 0..2 {
             let [keys, _] = gathered.download_rows(&gpu, head, 0..3 * room).unwrap();
             for (at, key) in keys.chunks_exact(d).enumerate().filter(|(at, _)| !BEHIND[at / room].is_empty()) {
-                let token = (BEHIND[at / room].start + at % room).min(BEHIND[at / room].end - 1);
+                // A row's tokens in whole pages: the last page is filled with its last token, and repeats.
+                let own: Vec<usize> = BEHIND[at / room].clone().collect();
+                let pages: Vec<&[usize]> = own.chunks(page).collect();
+                let of_page = pages[(at % room / page).min(pages.len() - 1)];
+                let token = of_page[(at % room % page).min(of_page.len() - 1)];
                 let expected = match token.checked_sub(prefix_tokens) {
                     Some(behind) => tails[at / room].key(head, behind),
                     None => prefix.key(head, token),

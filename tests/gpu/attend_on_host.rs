@@ -286,21 +286,25 @@ fn what_the_host_attends_is_what_the_gpu_would_attend() {
     }
 }
 
-/// Tables of many tokens, heads for tensor cores, and KV heads that are dealt to threads: in f32, where codes hardly ever differ, and in bf16.
+/// Tables of many tokens, heads for tensor cores, and KV heads that are dealt to threads. The queries of a model's first layer do not depend on
+/// who attends, so with one layer in f32 all is alike; behind it, one of some 10^6 signs may differ by rounding.
 #[test]
 #[ignore = "needs a GPU"]
 fn long_contexts_are_attended_on_the_host_alike() {
     let specs = ["magicpig:K=6,L=40", "magicpig:K=8,L=60,sink=4,local=64", "magicpig:K=5,L=20,min_collisions=1"];
-    for dtype in [KvDtype::F32, KvDtype::Bf16] {
-        let shape = |config: &mut ModelConfig| (config.heads, config.kv_heads, config.head_dim) = (8, 4, 128);
+    for (dtype, layers) in [(KvDtype::F32, 1), (KvDtype::F32, 5), (KvDtype::Bf16, 5)] {
+        let shape = |config: &mut ModelConfig| {
+            (config.heads, config.kv_heads, config.head_dim) = (8, 4, 128);
+            config.keep_layers(&(0..layers).collect::<Vec<_>>());
+        };
         let dimensions = Dimensions::new(&small("llama-3.1-8b", shape), dtype);
         let mut decoder = Decoder::load(&dimensions, &ModelWeights::random(3), CUDA).unwrap();
         decoder.keep_kv_on_host(None);
         let mut below = with_prompt(decoder);
         below.prompt = tokens(6000, 5);
         for rows in [1, 30] {
-            let found = alike_to_device(&format!("long, {dtype:?}"), &below, &specs, rows);
-            assert!(dtype != KvDtype::F32 || found + 1 >= specs.len(), "{rows} rows: {found} are alike");
+            let found = alike_to_device(&format!("long, {dtype:?}, {layers} layers"), &below, &specs, rows);
+            assert!(layers > 1 || found == specs.len(), "{rows} rows: {found} are alike");
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct TailRow<'a> {
     pub tokens: Range<usize>,
     /// The columns of their pages.
     pub columns: Range<usize>,
+    /// Tokens of a page. The first candidate begins one.
+    pub page: usize,
     /// A column whose page is always selected.
     pub open: Option<usize>,
 }
@@ -54,10 +56,10 @@ impl TailRows {
     /// If a row has more candidates, or some beyond its keys; `prefix_tokens` tokens are in the prefix.
     pub fn set(&mut self, gpu: &Gpu, rows: &[TailRow<'_>], room: usize, prefix_tokens: usize) -> Result<(), GpuError> {
         let words = |row: &TailRow<'_>| -> [u64; ROW_WORDS] {
-            let TailRow { keys, tokens, columns, open } = row;
+            let TailRow { keys, tokens, columns, page, open } = row;
             assert!(
-                tokens.len() <= room && tokens.end <= prefix_tokens + keys.capacity,
-                "tokens {tokens:?} do not fit room for {room}, or {} tokens behind a prefix of {prefix_tokens}",
+                *page > 0 && tokens.len() <= room && tokens.end <= prefix_tokens + keys.capacity,
+                "tokens {tokens:?} in pages of {page} do not fit room for {room}, or {} tokens behind a prefix of {prefix_tokens}",
                 keys.capacity
             );
             let pair = |low: usize, high: usize| low as u64 | (high as u64) << 32;
@@ -68,7 +70,7 @@ impl TailRows {
                 stride as u64,
                 pair(tokens.start, tokens.len()),
                 pair(columns.start, columns.len()),
-                u64::from(open),
+                u64::from(open) | (*page as u64) << 32,
             ]
         };
         self.room = room;
@@ -80,7 +82,8 @@ impl TailRows {
     }
 
     /// The keys of the candidates of some rows, as a cache that has those of a row behind those of the row before, each with its room.
-    /// Where a row has fewer, its last key repeats. The cache has no values: its keys are in their place.
+    /// A row that has fewer repeats its last key to the end of the last page, and then this page: neither changes the ranges of keys or of
+    /// bounds of pages. The cache has no values: its keys are in their place.
     ///
     /// # Errors
     /// [`GpuError`].

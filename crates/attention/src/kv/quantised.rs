@@ -39,9 +39,9 @@ pub struct Read {
 pub enum Rounding {
     /// To the nearest.
     Nearest,
-    /// To the nearest that is not greater.
+    /// To the nearest that is not greater, or to the one below it if rounding of the quotient leads there.
     Down,
-    /// To the nearest that is not less.
+    /// To the nearest that is not less, or to the one above it if rounding of the quotient leads there.
     Up,
 }
 

@@ -3,8 +3,8 @@
 //!
 //! The index of the prefix scores its candidates up to the last complete grain. The later keys, of all rows, are gathered into a separate
 //! cache, where each row starts a new grain. They are indexed and scored like a prefix, by every row, and each row's own scores are
-//! appended to those of the prefix. So a scorer needs no kernels beyond those for a prefix. The last key of a row is repeated to fill its
-//! last grain, because a key that is already there changes neither bounds nor ranges.
+//! appended to those of the prefix. So a scorer needs no kernels beyond those for a prefix. To fill a row's last grain, its last key is
+//! repeated to the end of the last page, and then this page: what is already there changes neither bounds nor ranges.
 
 use std::ops::Range;
 
@@ -97,6 +97,7 @@ impl<S: Scorer> Scored<S> {
                 keys: run.tail,
                 tokens: token..token + behind,
                 columns: column..column + behind.div_ceil(page),
+                page,
                 open: self.open_page(&candidates, seed.total),
             }
         };
