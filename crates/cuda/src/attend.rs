@@ -368,7 +368,7 @@ impl AttentionWorkspace {
 #[derive(Debug)]
 pub struct Prepared {
     heads: usize,
-    /// Query heads of all rows.
+    /// Number of query heads of all rows.
     all_heads: usize,
     /// For each class, the address of its units, their number, and their number of blocks.
     classes: [(u64, usize, u32); 4],

@@ -244,7 +244,7 @@ impl Gpu {
             // SAFETY: codes, bounds and tables are as long as made above.
             unsafe { launch.launch(grid) }.map_err(failed("sorting codes"))?;
         }
-        // The uploads read the caller's memory, so they must finish.
+        // Wait for the uploads, which read the caller's memory.
         self.synchronize()?;
         Ok(made)
     }

@@ -190,7 +190,7 @@ impl Gpu {
         let width = width as i32;
         let mut launch = self.launch(&function);
         launch.arg(&x).arg(&rows).arg(&out).arg(&width);
-        // SAFETY: x and out are as long as checked above; numbers of rows are below `x_rows`, as the caller has checked.
+        // SAFETY: x and out are as long as checked above; row indices are below `x_rows`, as the caller has checked.
         unsafe { launch.launch(by_row(count)) }.map_err(failed("gathering rows"))
     }
 

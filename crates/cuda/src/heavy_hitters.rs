@@ -44,8 +44,8 @@ pub struct HeldSizes {
     pub window: usize,
 }
 
-/// What a run holds at a layer, with a list for each query head or KV head: `[list]` counts of heavy hitters, `[list][room]` their tokens
-/// and masses, and `[list][window]` masses of the window, with token `t` at `t % window`.
+/// What a run holds at a layer, with a list for each query head or KV head: `[list]` counts of heavy hitters,
+/// `[list][capacity]` their tokens and masses, and `[list][window]` masses of the window, with token `t` at `t % window`.
 #[derive(Debug)]
 pub struct HeldTokens {
     buffer: Buffer,

@@ -283,7 +283,7 @@ fn by_row(rows: usize, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Threads that norm a row: one for every four numbers, at most 1024.
+/// Threads that norm a row: one for every four numbers, in whole warps, at most 1024.
 fn norm_threads(hidden: usize) -> u32 {
     hidden.div_ceil(4).next_multiple_of(32).min(1024) as u32
 }

@@ -412,7 +412,7 @@ impl Gpu {
         let slice = stream.alloc_zeros(4).map_err(failed("allocating memory"))?;
         let counter = Buffer::on_device(slice, HeldBytes::new(4, &memory));
         let staging = Mutex::new(Staging::new(&context).map_err(failed("allocating memory"))?);
-        // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
+        // SAFETY: bytes need no initial value, and every byte is written before it is read.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("allocating memory"))?);
         let functions = Mutex::default();
         static OPENED: AtomicU64 = AtomicU64::new(0);

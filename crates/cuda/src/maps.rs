@@ -101,7 +101,7 @@ impl Nets {
                 let weights = own[0].address(2 * net * outputs * d, 2 * outputs * d);
                 of_net.layers[i] = [weights, own[1].address(4 * net * outputs, 4 * outputs)];
             }
-            // The copies may still read the memory that is freed here.
+            // Wait for the copies before the memory that they read is freed.
             gpu.synchronize()?;
             buffers.push(own);
         }

@@ -217,7 +217,7 @@ impl Gpu {
         assert!(blocks.len().is_multiple_of(row), "blocks are not whole rows");
         let apart = taken_apart(block_type, blocks);
         let fields = self.upload(&apart)?;
-        // The copy may still read `apart`, which is freed here.
+        // Wait for the copy before `apart`, which it reads, is freed.
         self.synchronize()?;
         Ok(QuantisedMatrix { block_type, fields, outputs: blocks.len() / row, inputs })
     }

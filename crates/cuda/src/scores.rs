@@ -90,7 +90,7 @@ impl Scores {
 pub struct ScoreWorkspace {
     by_head: Scores,
     by_group: Scores,
-    /// Two numbers for each tile of scores.
+    /// Two numbers for each tile of a query head.
     tiles: Option<Buffer>,
 }
 

@@ -11,7 +11,7 @@ use super::scores::Scores;
 use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// Threads of a block of threads, and branches that it scores.
+/// Threads of a CUDA block, and branches that it scores.
 const THREADS: u32 = 128;
 const BRANCHES: usize = 64;
 /// The most queries that can search together on tensor cores.
