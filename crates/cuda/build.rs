@@ -1,8 +1,8 @@
 //! Compiles `kernels/*.cu`.
 //!
-//! Each file becomes one fat binary: code for Hopper GPUs, and PTX from which drivers make code for others from Ampere on.
-//! The compiler is `$CUDA_HOME/bin/nvcc`, or the `nvcc` on the path. A file is compiled again when its text, a header, this file or the
-//! compiler changes.
+//! Each file becomes one fat binary: code for Hopper GPUs, and PTX that drivers compile for other GPUs from Ampere on. The compiler is
+//! `$CUDA_HOME/bin/nvcc`, or `nvcc` on the path. A file is compiled again when its text, a header, this file or the compiler's path
+//! changes.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn nvcc() -> PathBuf {
     env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("nvcc"), |home| Path::new(&home).join("bin/nvcc"))
 }
 
-/// A hash of what all kernels depend on beside their own text: headers, this file, the compiler.
+/// A hash of what all kernels depend on besides their own text: headers, this file, the compiler's path.
 fn shared_key() -> u64 {
     let mut hasher = DefaultHasher::new();
     nvcc().hash(&mut hasher);

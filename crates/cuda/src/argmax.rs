@@ -1,4 +1,4 @@
-//! The likeliest token of each row of logits, so that the logits need not be copied to the host.
+//! Finds the most likely token of each row of logits on the device, so that the logits need not be copied to the host.
 
 use cudarc::driver::LaunchConfig;
 
@@ -6,12 +6,12 @@ use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block.
 const THREADS: u32 = 1024;
-/// Words of a row's result.
+/// Words of a row's result: the token, and whether all logits are finite.
 const WORDS: usize = 2;
 
 impl Gpu {
-    /// For each of `rows` rows of `logits` `[row][columns]` f32, the first column with the greatest; `None` for a row with a number that is
-    /// not finite. Waits for the device.
+    /// Returns, for each of `rows` rows of `logits` `[row][columns]` f32, the first column with the greatest logit, or `None` if the row
+    /// has a number that is not finite. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -2,7 +2,7 @@
 //!
 //! An [`Attention`] collects what the rows of a step attend, as units of one KV head each, and cuts these into spans.
 //! [`prepare`](Gpu::prepare) uploads it; [`attend`](Gpu::attend) runs it at a layer: with `kernels/attend_tiles.cu` if tensor cores support
-//! the keys' type and width, else with `kernels/attend.cu`. The last block of a head merges the partial results of all.
+//! the keys' type and width, else with `kernels/attend.cu`. The last block to finish a head merges the head's partial results.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 
@@ -15,22 +15,23 @@ use super::{Buffer, Gpu, GpuError, Plain, failed};
 const MOST_QUERIES: usize = 8;
 /// Blocks that run on a multiprocessor at the same time; all of them together are a wave.
 const BLOCKS_EACH: usize = 3;
-/// The most waves that are aimed at if every block still has `LONG_BLOCK` tokens: some multiprocessors reach memory faster than others.
-/// Then up to how many further wave counts are tried to fill the last wave, and the share of the time that each wave costs.
+/// Wave counts are tried from the one that leaves every block `LONG_BLOCK` tokens, at most `MOST_WAVES`: several waves even out
+/// multiprocessors that reach memory at different speeds. Up to `MORE_WAVES` counts are tried to fill the last wave; each wave costs a
+/// share `COST_OF_WAVE` of the time.
 const MOST_WAVES: usize = 3;
 const LONG_BLOCK: usize = 2048;
 const MORE_WAVES: usize = 6;
 const COST_OF_WAVE: f64 = 0.02;
-/// Warps of a block; tokens of a warp's tile, tiles in its ring if tensor cores are used, and bytes behind each tile for the tokens'
-/// numbers.
+/// Warps of a block and tokens of a warp's tile. With tensor cores: tiles in a warp's ring, and bytes after each tile for a number for each
+/// token.
 const WARPS: usize = 4;
 const TILE: usize = 16;
 const STAGES: usize = 2;
 const TILE_EXTRA: usize = 128;
-/// A span is a multiple of this many tokens, and at least twice as long.
+/// The length of a span is a multiple of this many tokens, and at least twice that.
 const SPAN: usize = 64;
 
-/// As the kernel's struct of the same name.
+/// Mirrors the kernels' struct `Unit`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct DeviceUnit {
@@ -56,7 +57,7 @@ struct DeviceUnit {
     spans: u32,
 }
 
-/// As the kernel's struct `Prefix`.
+/// Mirrors the kernels' struct `Prefix`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct DevicePrefix {
@@ -69,10 +70,10 @@ struct DevicePrefix {
     padding: u32,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernels' struct.
 unsafe impl DeviceRepr for DevicePrefix {}
 
-/// As the kernel's struct `Merging`.
+/// Mirrors the kernels' struct `Merging`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct DeviceMerging {
@@ -87,13 +88,13 @@ struct DeviceMerging {
     padding: u32,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernels' struct.
 unsafe impl DeviceRepr for DeviceMerging {}
 
 // SAFETY: eight- and four-byte words without padding, for which any bits are valid.
 unsafe impl Plain for DeviceUnit {}
 
-/// The parts that one query head's output is merged from. As the kernel's struct `Head`.
+/// The partial results that one query head's output is merged from. Mirrors the kernels' struct `Head`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct HeadParts {
@@ -102,7 +103,7 @@ struct HeadParts {
     stride: [u32; 2],
     share: f32,
     vector: u32,
-    /// Device addresses of a share and of the vector that represents the rest; zeros if there is none.
+    /// Device addresses of the unselected tokens' share and of the vector that represents them; zeros if there is none.
     rest: [u64; 2],
     /// Device address of a partial softmax that was computed elsewhere; zero if there is none.
     partial: u64,
@@ -111,45 +112,46 @@ struct HeadParts {
 // SAFETY: four- and eight-byte words without padding, for which any bits are valid.
 unsafe impl Plain for HeadParts {}
 
-/// Units for the same kernel.
+/// The units that one kernel runs.
 #[derive(Debug, Default)]
 struct UnitClass {
     units: Vec<DeviceUnit>,
-    /// For each unit, where its selected tokens and their weights begin in the common lists.
+    /// For each unit, where its selected tokens and their weights begin in the lists of all units.
     lists: Vec<Option<(usize, Option<usize>)>>,
     blocks: u32,
 }
 
-/// What all rows of a step attend at one layer.
+/// What all rows of a step attend, at one layer or at several alike.
 #[derive(Debug)]
 pub struct Attention {
     heads: usize,
     span: usize,
-    /// By the number of queries that the kernel takes: 1, 2, 4 and 8. All units are in the last for tensor cores.
+    /// Units by the number of queries that their kernel takes: 1, 2, 4 or 8. With tensor cores, all are in the last class, except those
+    /// that `fill` adds.
     classes: [UnitClass; 4],
     parts: Vec<HeadParts>,
     tokens: Vec<u32>,
     weights: Vec<f32>,
     vectors: Vec<f32>,
-    /// Partial softmaxes that were computed elsewhere, and where they begin by head of a row.
+    /// Partial softmaxes that were computed elsewhere. Then, for each, its head, counted over all rows, and where it begins.
     given: Vec<f32>,
     given_to: Vec<(usize, usize)>,
     partials: u32,
-    /// Tokens of the prefix that all units share.
+    /// The number of tokens of the prefix that all units share.
     prefix_tokens: Option<usize>,
-    /// The least number of layers that a tail has.
+    /// The smallest number of layers of any tail.
     least_layers: usize,
 }
 
 impl Attention {
-    /// An empty attention for rows of `heads` query heads, which attend about `expected` tokens of KV heads in `units` units. The work is
-    /// divided evenly over a GPU of `processors` multiprocessors.
+    /// Returns an empty attention for rows of `heads` query heads. It expects `units` units with about `expected` tokens in all, and
+    /// divides the work evenly over a GPU of `processors` multiprocessors.
     pub fn new(rows: usize, heads: usize, (units, expected): (usize, usize), processors: usize) -> Self {
         let spans = units * spans_of_unit(units, expected, processors * BLOCKS_EACH);
         Self::spread(rows, heads, expected, spans)
     }
 
-    /// As [`new`](Self::new), for about `blocks` blocks.
+    /// Like [`new`](Self::new), for about `blocks` blocks.
     pub fn spread(rows: usize, heads: usize, expected: usize, blocks: usize) -> Self {
         let even = expected.div_ceil(blocks.max(1)).next_multiple_of(SPAN);
         let none = HeadParts { share: -1.0, ..HeadParts::default() };
@@ -169,7 +171,7 @@ impl Attention {
         }
     }
 
-    /// Reuses the memory that a workspace has [kept](AttentionWorkspace::keep).
+    /// Reuses the memory that `workspace` has [kept](AttentionWorkspace::keep).
     pub fn in_workspace(mut self, workspace: &mut AttentionWorkspace) -> Self {
         (self.tokens, self.weights) = (std::mem::take(&mut workspace.spare.1), std::mem::take(&mut workspace.spare.2));
         self.tokens.clear();
@@ -177,7 +179,7 @@ impl Attention {
         self
     }
 
-    /// Adds a unit, as the first or second part of what its heads attend.
+    /// Adds a unit as part 0 or 1 of what its heads attend.
     ///
     /// # Panics
     /// If a selected token or a static part lies beyond the row's tokens.
@@ -185,7 +187,7 @@ impl Attention {
         self.add_with(part, unit, None, prefix_tokens);
     }
 
-    /// As [`add`](Self::add), for a unit without selected tokens, whose tokens are in a list that the device made.
+    /// Like [`add`](Self::add), for a unit whose selected tokens are in a list that the device made.
     ///
     /// # Panics
     /// If the list or a static part lies beyond the row's tokens.
@@ -209,7 +211,7 @@ impl Attention {
             sink <= recent && recent <= total && total <= prefix_tokens + unit.tail.capacity,
             "static tokens are out of range: sink ends at {sink}, the recent part begins at {recent}, the row has {total} tokens, the prefix {prefix_tokens}"
         );
-        // The maximum, not the first that is too large: this can be vectorised.
+        // A maximum can be vectorised; a search for the first token that is too large cannot.
         let largest = picked.iter().fold(0, |largest, token| largest.max(*token));
         assert!(
             picked.is_empty() || (largest as usize) < total,
@@ -232,7 +234,7 @@ impl Attention {
         let [tokens, count] = list.map_or([0; 2], |list| list.addresses());
         let weights = list.map_or(0, |list| list.weights());
         let [fetched_keys, fetched_values] = list.map_or([0; 2], |list| list.fetched());
-        // Lists whose length only the device knows are cut into spans there.
+        // If only the device knows a list's length, it cuts the list into spans itself.
         let expected = list.map_or(most, |list| list.expected());
         let spans = (sink + total - recent + expected).div_ceil(self.span).max(1) as u32;
         for first in (0..unit.queries).step_by(MOST_QUERIES) {
@@ -274,7 +276,8 @@ impl Attention {
         }
     }
 
-    /// Gives the mass that a head's second part leaves, as a share of its candidates' mass, to the vector `value` `[d]`.
+    /// Lets the vector `value` `[d]` stand for the candidates that a head's second part leaves unselected, which have a share `share` of
+    /// the candidates' mass.
     pub fn give_rest(&mut self, row: usize, head: usize, share: f32, value: &[f32]) {
         let parts = &mut self.parts[row * self.heads + head];
         parts.share = share;
@@ -282,11 +285,11 @@ impl Attention {
         self.vectors.extend_from_slice(value);
     }
 
-    /// Merges what a head attends with a partial softmax that was computed elsewhere, `[2 + d]`: the maximum of its logits, the sum of the
-    /// exponentials of logits less that, and the sums of values that are weighted by these.
+    /// Merges what a head attends with a partial softmax that was computed elsewhere, `[2 + d]`: the maximum logit, the sum of
+    /// `exp(logit - maximum)`, and the sums of values weighted by these exponentials.
     ///
     /// # Panics
-    /// If the head has one already.
+    /// If the head already has one.
     pub fn give_partial(&mut self, row: usize, head: usize, partial: &[f32]) {
         let number = row * self.heads + head;
         assert!(
@@ -318,7 +321,7 @@ impl Attention {
         }
     }
 
-    /// As [`give_rest`](Self::give_rest), with share and vector at device addresses ([`TokenLists::rest`]).
+    /// Like [`give_rest`](Self::give_rest), with share and vector at the device addresses `places` ([`TokenLists::rest`]).
     ///
     /// [`TokenLists::rest`]: super::TokenLists::rest
     pub fn give_rest_there(&mut self, row: usize, head: usize, places: [u64; 2]) {
@@ -326,8 +329,8 @@ impl Attention {
     }
 }
 
-/// Into how many spans to cut each of `units` units with `expected` tokens in all, so that waves of `at_once` blocks are as full as
-/// possible.
+/// Returns into how many spans to cut each of `units` units, which have `expected` tokens in all, so that waves of `at_once` blocks are as
+/// full as possible.
 fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
     let units = units.max(1);
     let least = (expected / (at_once * LONG_BLOCK)).clamp(1, MOST_WAVES);
@@ -341,16 +344,16 @@ fn spans_of_unit(units: usize, expected: usize, at_once: usize) -> usize {
     best.map_or(1, |(_, spans)| spans)
 }
 
-/// MemoryUse that the kernels need, reused from step to step.
+/// Memory that the kernels need, reused from step to step.
 #[derive(Debug, Default)]
 pub struct AttentionWorkspace {
     lists: Option<Buffer>,
     partials: Option<Buffer>,
     /// How many partials of each head have been written; zeros between launches.
     done: Option<Buffer>,
-    /// The uploaded bytes, so that equal lists are not uploaded again.
+    /// The bytes uploaded last, so that equal lists are not uploaded again.
     sent: Vec<u8>,
-    /// MemoryUse for the next lists: the first write to new memory is slow.
+    /// Host memory for the next lists, kept because the first write to new memory is slow.
     spare: (Vec<u8>, Vec<u32>, Vec<f32>),
 }
 
@@ -365,7 +368,7 @@ impl AttentionWorkspace {
 #[derive(Debug)]
 pub struct Prepared {
     heads: usize,
-    /// Query heads of all rows.
+    /// Number of query heads of all rows.
     all_heads: usize,
     /// For each class, the address of its units, their number, and their number of blocks.
     classes: [(u64, usize, u32); 4],
@@ -378,7 +381,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Numbers that determine the launches: if they are equal, a recording can be reused.
+    /// Returns the numbers that determine the launches: if all are equal, a recording can be reused.
     pub fn launches(&self) -> impl Iterator<Item = u64> + '_ {
         let classes =
             self.classes.iter().flat_map(|(units, count, blocks)| [*units, *count as u64, u64::from(*blocks)]);
@@ -428,9 +431,9 @@ impl Gpu {
         })
     }
 
-    /// Runs an attention at one layer, for queries `[row][stride]` with head `h` at `h * d`, into `out` `[row][head][d]` and, if given, the
-    /// same in f32. Keys and values are those of `prefix` and of the units' tails. The workspace in which it was prepared must not have
-    /// been used for another one since.
+    /// Runs an attention at one layer, for queries `[row][stride]` with head `h` at `h * d`, into `out` `[row][head][d]` and, if given,
+    /// also in f32 into `wide`. Keys and values are those of `prefix` and of the units' tails. The workspace that `attention` was prepared
+    /// in must not have been used for another one since.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -449,7 +452,8 @@ impl Gpu {
         self.attend_with(attention, prefix, (queries, stride, 0), out, wide)
     }
 
-    /// As [`attend`](Self::attend), for queries from row `skip` of their buffer on, into the same rows of `out`.
+    /// Like [`attend`](Self::attend), for the queries from row `skip` of their buffer on, given as buffer, stride and `skip`; writes the
+    /// same rows of `out`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -466,7 +470,7 @@ impl Gpu {
         self.attend_with(attention, prefix, queries, out, None)
     }
 
-    /// As [`attend_from`](Self::attend_from); `wide` gets the rows from its own first on.
+    /// Like [`attend_from`](Self::attend_from), but also writes the rows to `wide`, from its row 0 on.
     fn attend_with(
         &self,
         attention: &Prepared,
@@ -513,7 +517,7 @@ impl Gpu {
         };
         let cap = rule.cap();
         let lanes = d.next_power_of_two().max(64) / 8;
-        // The kernel for tensor cores caps nothing.
+        // The kernel for tensor cores has no soft cap.
         let tiles = storage.fits_tiles(d) && rule.soft_cap.is_none();
         let (heads_arg, stride_arg, d_arg) = (heads as u32, stride as u64, d as i32);
         let rings = WARPS * STAGES * (2 * TILE * d * storage.bytes() + TILE_EXTRA);
@@ -539,8 +543,8 @@ impl Gpu {
             let block = (32 * WARPS as u32, 1, 1);
             let grid = LaunchConfig { grid_dim: (*blocks, 1, 1), block_dim: block, shared_mem_bytes: shared };
             // SAFETY: `Attention::add` and this function checked the caches, tokens and partials that units name. The units, the partials,
-            // and what merges and counts them lie in the workspace, which the caller has kept; vectors were uploaded with them; the outputs
-            // were checked.
+            // and the lists and counters for merging them lie in the workspace, which the caller has kept; vectors were uploaded with them;
+            // the outputs were checked.
             unsafe { launch.launch(grid) }.map_err(failed("attending"))?;
         }
         Ok(())
@@ -617,7 +621,7 @@ mod tests {
     #[test]
     fn waves_of_blocks_are_full() {
         const AT_ONCE: usize = 396;
-        // Eight KV heads of one sequence, 64 of eight, and lists for 256 query heads: just below one wave.
+        // 8 KV heads of one sequence and 64 of eight: just below one wave. Lists for 256 query heads: just below two.
         assert_eq!([8, 64, 256].map(|units| spans_of_unit(units, units * 1000, AT_ONCE)), [49, 6, 3]);
         assert_eq!(spans_of_unit(64, 64 << 17, AT_ONCE), 18, "several waves of long spans");
         for units in 1..2000 {

@@ -4,14 +4,14 @@ use super::launch::Cache;
 use super::prefill::LayerRule;
 use super::{Buffer, Storage};
 
-/// Tokens of one row that a unit attends: `0..sink` and `recent..total` of prefix and tail, then selected ones.
+/// The tokens of a row that a unit attends: `0..sink` and `recent..total`, then selected ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens<'a> {
-    /// End of the first static part.
+    /// End of the first static part, the sink tokens.
     pub sink: usize,
-    /// Beginning of the last static part.
+    /// Beginning of the last static part, the recent window.
     pub recent: usize,
-    /// Tokens of prefix and tail.
+    /// Number of tokens of prefix and tail.
     pub total: usize,
     /// Selected tokens, all below `total`.
     pub picked: &'a [u32],
@@ -22,9 +22,9 @@ pub struct Tokens<'a> {
 pub enum Weights<'a> {
     /// By their logits.
     Softmax,
-    /// By their logits, from each of which a number is subtracted.
+    /// By their logits, less a given number for each token.
     LogBias(&'a [f32]),
-    /// Given weights, whose mass is `exp(log_mass)` in total.
+    /// By given weights, whose total mass is `exp` of the second number.
     Explicit(&'a [f32], f32),
 }
 
@@ -33,11 +33,11 @@ pub enum Weights<'a> {
 pub struct Tail<'a> {
     /// The memory.
     pub buffer: &'a Buffer,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
     /// Tokens for which memory is reserved.
     pub capacity: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Channels of a head.
     pub d: usize,
@@ -67,7 +67,7 @@ impl Tail<'_> {
         self.storage.fits_tiles(self.d)
     }
 
-    /// Its device address; checks that all of it lies within the buffer.
+    /// Returns its device address, after checking that all of it lies within the buffer.
     pub(super) fn address(&self) -> u64 {
         self.buffer.address(0, 2 * self.layers * self.kv_heads * self.capacity * self.d * self.storage.bytes())
     }
@@ -78,26 +78,26 @@ impl Tail<'_> {
 pub struct Prefix<'a> {
     /// Its keys and values.
     pub cache: Cache<'a>,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: usize,
     /// Index of the layer.
     pub layer: usize,
-    /// Factor of the layer's logits.
+    /// The factor that scales logits.
     pub scale: f32,
-    /// Cap and sinks of the layer; a window is told by the tokens that units attend.
+    /// Soft cap and sink logits of the layer. A window is not read: units list the tokens in it.
     pub rule: LayerRule<'a>,
 }
 
 /// A set of tokens of one KV head, and the queries that attend it.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit<'a> {
-    /// Row of the queries.
+    /// Index of the row of the queries.
     pub row: usize,
-    /// First query head.
+    /// Index of the first query head.
     pub head: usize,
-    /// Query heads, all of one group.
+    /// Number of query heads, all of one group.
     pub queries: usize,
-    /// KV head.
+    /// Index of the KV head.
     pub kv_head: usize,
     /// Keys and values after the prefix, for the row.
     pub tail: &'a Tail<'a>,

@@ -1,6 +1,6 @@
-//! How the rows of a prompt's chunk are cut into blocks, and how much memory their lists take.
+//! How the rows of a prompt's chunk are cut into blocks, and how much memory the blocks' lists take.
 
-/// MemoryUse for lists is allocated in multiples of this many bytes.
+/// Memory for lists is allocated in multiples of this many bytes.
 pub(super) const LIST_STEP: usize = 1 << 20;
 
 /// How the rows of a chunk are cut into blocks.

@@ -1,5 +1,5 @@
-//! Block-sparse attention of a prompt's rows: the rows of a block attend a list of tokens, and a stretch up to each row. Also the tree
-//! search that makes such lists.
+//! Block-sparse prefill attention: the rows of a block attend a common list of tokens, and each row a stretch of tokens that ends with
+//! itself. Also the tree search that makes such lists.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 
@@ -20,12 +20,12 @@ const TILE_KEYS: usize = 64;
 const WORD_BITS: usize = 32;
 /// Rows of the smaller and of the larger tile.
 const TILES: [usize; 2] = [32, 64];
-/// Rows of a product on tensor cores, and padding between them in shared memory, in numbers.
+/// Sampled rows of one product on tensor cores, and the padding between them in shared memory, in numbers.
 const SAMPLES: usize = 16;
 const SAMPLE_GAP: usize = 32;
 /// Bytes of shared memory for each block that a search keeps: two spans, and the scores of two branches.
 const KEPT_BYTES: usize = 2 * 8 + 2 * 4;
-/// Static shared memory of the kernel.
+/// Bytes of static shared memory that are left to the kernel.
 const OWN_SHARED: usize = 1 << 10;
 
 /// Consecutive tokens in a list.
@@ -54,14 +54,14 @@ impl Run {
     }
 }
 
-/// What the rows of a chunk see: the tokens of their block's list, and those at the distances of their list's diagonals, as far as they lie
-/// before the row's start; all tokens from the start up to the row itself; and tokens of single rows.
+/// What the rows of a chunk attend: before a row's start, the tokens of its block's list and those at the distances of the list's
+/// diagonals; all tokens from the start up to the row itself; and tokens of single rows.
 #[derive(Debug, Default)]
 pub struct BlockLists {
     shape: BlockShape,
-    /// The most tokens in a list, for which there is memory.
+    /// The number of tokens that each list has memory for.
     most: usize,
-    /// All tokens are below this one.
+    /// All listed tokens are below this position.
     end: usize,
     /// `[block][list][most]`.
     tokens: Option<Buffer>,
@@ -102,7 +102,7 @@ impl BlockLists {
         self.starts.set(gpu, starts)
     }
 
-    /// Sets the diagonals of each list, for all its blocks: distances up to that of the last row, which is at position `last`.
+    /// Sets the diagonals of each list, which are the same in all blocks: distances of at most `last`, the position of the last row.
     /// [`resize`](Self::resize) removes them.
     ///
     /// # Errors
@@ -120,8 +120,8 @@ impl BlockLists {
         self.distances.set(gpu, words)
     }
 
-    /// Sets tokens of single rows, `[block][list]`, for `heads`: the number of heads and their width. Tokens that a row sees by its block
-    /// must not be among them. [`resize`](Self::resize) removes them.
+    /// Sets the tokens that single rows attend, `[block][list]`; `heads` are the number of query heads and their width. They must not
+    /// include tokens that the row attends through its block. [`resize`](Self::resize) removes them.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -203,13 +203,13 @@ impl BlockLists {
         [tokens.address(0, 4 * count * self.most), counts.address(0, 4 * count)]
     }
 
-    /// Bytes of a chunk's lists.
+    /// Bytes of the lists of a chunk.
     pub fn bytes(shape: &BlockShape, most: usize) -> usize {
         (4 * shape.blocks() * shape.lists * most).next_multiple_of(LIST_STEP)
     }
 }
 
-/// As the kernel's struct `Seen`.
+/// Mirrors the kernel's struct `Seen`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Seen {
@@ -225,14 +225,14 @@ struct Seen {
     distance_words: u32,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernel's struct.
 unsafe impl DeviceRepr for Seen {}
 
-/// The candidates of a block of rows. As the kernel's struct `Searched`.
+/// The candidates of a block of rows. Mirrors the kernel's struct `Searched`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Searched {
-    /// The first candidate; the tokens before it are always seen.
+    /// The first candidate; the tokens before it are always attended.
     pub begin: u32,
     /// Number of candidates.
     pub tokens: u32,
@@ -246,13 +246,13 @@ unsafe impl Plain for Searched {}
 /// Which rows of a block are scored: of every `stride` rows, the first or the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// Distance of scored rows, at most the rows of a block.
+    /// Distance between scored rows, at most the rows of a block.
     pub stride: usize,
-    /// Whether the last is scored.
+    /// Whether the last of every `stride` rows is scored, not the first.
     pub last: bool,
 }
 
-/// As the kernel's struct `Sampling`.
+/// Mirrors the kernel's struct `Sampling`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct DeviceSampling {
@@ -261,12 +261,12 @@ struct DeviceSampling {
     last: u32,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernel's struct.
 unsafe impl DeviceRepr for DeviceSampling {}
 
 /// A search for the lists of all blocks of a chunk.
 pub struct PromptSearch<'a> {
-    /// Key blocks and how they are represented. Its candidates are replaced by those of each block.
+    /// The key blocks and how they are represented. Its candidates are replaced by those of each block of rows.
     pub tree: Tree,
     /// Rows that are scored.
     pub sampling: Sampling,
@@ -281,14 +281,14 @@ impl PromptSearch<'_> {
         self.sample_tiles(block_rows, sharing) * SAMPLES * (d + SAMPLE_GAP) * 2 + keep * KEPT_BYTES
     }
 
-    /// The most key blocks that a search keeps.
+    /// The most key blocks that a search keeps. Blocks of rows that keep all candidates do not search.
     fn most_kept(&self) -> usize {
         let searching =
             self.blocks.numbers().iter().filter(|own| own.keep < own.tokens.div_ceil(self.tree.size as u32));
         searching.map(|own| own.keep as usize).max().unwrap_or(0)
     }
 
-    /// Tiles of 16 rows that are sampled for a list.
+    /// Number of tiles of 16 rows that are sampled for a list.
     fn sample_tiles(&self, block_rows: usize, sharing: usize) -> usize {
         (block_rows.div_ceil(self.sampling.stride) * sharing).div_ceil(SAMPLES)
     }
@@ -300,7 +300,7 @@ impl Gpu {
         storage != Storage::F32 && d.is_multiple_of(8) && d <= 256
     }
 
-    /// Attends each row to what `seen` allows, into `out` `[row][head][d]`.
+    /// Computes the attention of each row over what `seen` allows, into `out` `[row][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -394,7 +394,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("attending a prompt's blocks"))
     }
 
-    /// Whether the device supports this search: by the width of heads, and by the shared memory for kept blocks.
+    /// Whether the device supports this search: the width of heads, and the shared memory for kept blocks.
     pub fn searches_prompt(
         &self,
         search: &PromptSearch<'_>,
@@ -406,9 +406,9 @@ impl Gpu {
         cache.storage.fits_tiles(cache.d) && shared + OWN_SHARED <= self.most_shared
     }
 
-    /// Searches the key blocks for the rows of each block, and writes their tokens to `lists`, which have room for them: first all tokens
-    /// before the candidates, then those found. Adds to `counters`, u64 `[list][2]` from byte `counters_at` on, the number of products
-    /// computed, and the number of listed tokens times the rows that see them.
+    /// Searches the key blocks for the rows of each block, and writes their tokens to `lists`, which must have room for them: first all
+    /// tokens before the candidates, then those found. Adds two numbers for each list to `counters`, u64 `[list][2]` from byte
+    /// `counters_at` on: the products computed, and the listed tokens times the rows that attend them.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,4 +1,4 @@
-//! [`Buffer`]: memory of a GPU, or of the host where a GPU can read and write it, counted as long as it is held.
+//! [`Buffer`]: memory of a GPU, or host memory that a GPU can read and write, whose bytes are counted while it is held.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ pub unsafe trait Plain: Copy + Default + Send + Sync + 'static {}
 
 // SAFETY: integers and floats have no padding, and every bit pattern is valid.
 unsafe impl Plain for u8 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for u16 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for u32 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for u64 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for f32 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for f64 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for f16 {}
-// SAFETY: as above.
+// SAFETY: as for `u8`.
 unsafe impl Plain for bf16 {}
 
 /// Memory that kernels of a GPU read and write: its own, or pinned memory of the host, which they reach over the bus.
@@ -49,19 +49,19 @@ enum Memory {
 /// Pinned memory of the host, at an address that is the same on all devices.
 struct PinnedBytes {
     address: u64,
-    /// The stream on which all work with it is enqueued.
+    /// The stream of all work that uses the memory.
     stream: Arc<CudaStream>,
-    /// Whether work that writes it may be under way.
+    /// Whether enqueued work may still write the memory.
     is_written: AtomicBool,
 }
 
 impl PinnedBytes {
-    /// So many bytes, all zero.
+    /// Allocates `bytes` bytes, all zero.
     fn zeros(bytes: usize, stream: &Arc<CudaStream>) -> Result<Self, DriverError> {
         stream.context().bind_to_thread()?;
-        // SAFETY: the context is bound, and what is allocated is written below before anybody reads it.
+        // SAFETY: the context is bound, and the memory is written below before it is read.
         let start = unsafe { malloc_host(bytes, CU_MEMHOSTALLOC_PORTABLE) }?;
-        // SAFETY: `bytes` bytes were allocated at `start`, and nobody else knows them yet.
+        // SAFETY: `bytes` bytes were allocated at `start`, and nothing else refers to them yet.
         unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
         Ok(Self { address: start as u64, stream: stream.clone(), is_written: AtomicBool::new(false) })
     }
@@ -71,21 +71,21 @@ impl Drop for PinnedBytes {
     fn drop(&mut self) {
         let context = self.stream.context();
         context.record_err(context.bind_to_thread());
-        // Kernels and copies that use it may still run.
+        // Kernels and copies that use the memory may still run.
         context.record_err(self.stream.synchronize());
-        // SAFETY: the address is that of an allocation of `malloc_host`, and nothing that was enqueued uses it any more.
+        // SAFETY: `malloc_host` allocated this address, and no enqueued work uses it any more.
         context.record_err(unsafe { free_host(self.address as *mut _) });
     }
 }
 
-/// Bytes that all buffers of a GPU have now, and the most that they had at any time.
+/// Bytes that all buffers of a GPU hold now, and the most that they ever held.
 #[derive(Debug, Default)]
 pub(super) struct MemoryUse {
     now: AtomicUsize,
     pub(super) most: AtomicUsize,
 }
 
-/// A buffer's share of [`MemoryUse`], given back when it is dropped.
+/// A buffer's share of [`MemoryUse`], subtracted when it is dropped.
 pub(super) struct HeldBytes {
     bytes: usize,
     memory: Arc<MemoryUse>,
@@ -107,7 +107,7 @@ impl Drop for HeldBytes {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // The memory is freed in the order of its own stream, in its own context, whichever the thread used last.
+        // The memory is freed on its own stream, which needs its own context; the thread may have used another one last.
         if let Memory::Device(slice) = &self.memory {
             let context = slice.context();
             context.record_err(context.bind_to_thread());
@@ -122,12 +122,12 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// What was allocated on a device.
+    /// Wraps memory that was allocated on a device.
     pub(super) fn on_device(slice: CudaSlice<u8>, held: HeldBytes) -> Self {
         Self { memory: Memory::Device(slice), held }
     }
 
-    /// So many bytes of pinned memory of the host, all zero, for work on this stream.
+    /// Allocates `held` bytes of pinned host memory, all zero, for work on this stream.
     pub(super) fn on_host(held: HeldBytes, stream: &Arc<CudaStream>) -> Result<Self, DriverError> {
         Ok(Self { memory: Memory::Host(PinnedBytes::zeros(held.bytes, stream)?), held })
     }
@@ -142,10 +142,10 @@ impl Buffer {
         self.address(0, 0)
     }
 
-    /// The address of the byte `offset`; `len` bytes from there on lie inside the buffer.
+    /// Returns the address of byte `offset`, from which `len` bytes lie inside the buffer.
     ///
     /// # Panics
-    /// If they do not.
+    /// If the bytes do not lie inside the buffer.
     pub(super) fn address(&self, offset: usize, len: usize) -> u64 {
         assert!(
             offset + len <= self.bytes(),
@@ -161,36 +161,36 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// Bytes of pinned host memory, as the host reads them; `None` if the buffer is on a device.
+    /// Returns bytes of pinned host memory for the host to read; `None` if the buffer is on a device.
     ///
     /// # Safety
-    /// No work that writes them is enqueued.
+    /// No enqueued work may write these bytes.
     ///
     /// # Panics
-    /// If they do not lie inside the buffer.
+    /// If the bytes do not lie inside the buffer.
     pub(super) unsafe fn on_host_bytes(&self, offset: usize, len: usize) -> Option<&[u8]> {
         let address = self.address(offset, len);
-        // SAFETY: `address` checked the range, all of which was written when it was allocated; nobody writes it (caller).
+        // SAFETY: `address` checked the range, which was written when it was allocated; nothing writes it, as the caller ensures.
         let bytes = || unsafe { std::slice::from_raw_parts(address as *const u8, len) };
         matches!(self.memory, Memory::Host(_)).then(bytes)
     }
 
-    /// As [`on_host_bytes`](Self::on_host_bytes), to be written.
+    /// Like [`on_host_bytes`](Self::on_host_bytes), for the host to write.
     ///
     /// # Safety
-    /// No work that reads or writes them is enqueued.
+    /// No enqueued work may read or write these bytes.
     ///
     /// # Panics
-    /// As there.
+    /// If the bytes do not lie inside the buffer.
     pub(super) unsafe fn on_host_bytes_mut(&mut self, offset: usize, len: usize) -> Option<&mut [u8]> {
         let address = self.address(offset, len);
-        // SAFETY: as above, and the buffer is borrowed exclusively.
+        // SAFETY: as in `on_host_bytes`, and the buffer is borrowed exclusively.
         let bytes = || unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) };
         matches!(self.memory, Memory::Host(_)).then(bytes)
     }
 
-    /// Waits for work that may still write it, if it is in host memory: then no more is enqueued while it is borrowed, since kernels only read
-    /// such memory, and what copies to it borrows it exclusively and [is noted](Self::note_written). Whether it is there.
+    /// If the buffer is in host memory, waits for work that may still write it, and returns true. While the buffer is borrowed, no more
+    /// such work is enqueued: kernels only read host memory, and a copy to it borrows it exclusively and [is noted](Self::note_written).
     ///
     /// # Errors
     /// Those of earlier work on the device.
@@ -204,7 +204,7 @@ impl Buffer {
         Ok(true)
     }
 
-    /// Notes that work is enqueued which writes the buffer.
+    /// Notes that enqueued work writes the buffer.
     pub(super) fn note_written(&mut self) {
         if let Memory::Host(pinned) = &mut self.memory {
             *pinned.is_written.get_mut() = true;
@@ -217,7 +217,7 @@ impl Buffer {
     }
 }
 
-/// A buffer that a launcher or a caller has reserved.
+/// Returns a buffer that a launcher or a caller has reserved.
 ///
 /// # Panics
 /// If it was not reserved; the message names it.
@@ -225,7 +225,7 @@ pub(super) fn reserved<'b>(buffer: &'b Option<Buffer>, name: &str) -> &'b Buffer
     buffer.as_ref().unwrap_or_else(|| panic!("no device memory is reserved for {name}"))
 }
 
-/// The bytes of numbers.
+/// Returns the bytes of a slice of numbers.
 pub(super) fn bytes_of<T: Plain>(numbers: &[T]) -> &[u8] {
     // SAFETY: `Plain` numbers have no padding.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast::<u8>(), size_of_val(numbers)) }

@@ -5,7 +5,7 @@ use super::{Buffer, Gpu, GpuError};
 /// Bytes copied: far more than any cache holds.
 const BYTES: usize = 256 << 20;
 
-/// MemoryUse that is copied to evict everything else from the caches.
+/// Memory that is copied to evict everything else from the caches.
 #[derive(Debug)]
 pub struct Flood {
     from: Buffer,

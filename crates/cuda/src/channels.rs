@@ -1,4 +1,4 @@
-//! Scores by the channels that queries choose, and the share that selected tokens leave (SparQ): launchers of `kernels/channel_scores.cu`.
+//! Scores over the channels that queries choose, and the unselected tokens' share (SparQ): launchers of `kernels/channel_scores.cu`.
 
 use std::ops::Range;
 
@@ -24,16 +24,16 @@ const SIDE: usize = 32;
 const CHUNKS: usize = 64;
 const REST_THREADS: u32 = 256;
 
-/// Keys of a layer by channels, `[kv_head][d][stride]`, and mean values of KV heads, `[kv_head][d]` in f32.
+/// Keys of a layer by channel, `[kv_head][d][stride]`, and mean values of KV heads, `[kv_head][d]` in f32.
 #[derive(Debug, Clone, Copy)]
 pub struct KeysByChannel<'a> {
     /// The keys.
     pub keys: &'a Buffer,
     /// The means.
     pub means: &'a Buffer,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Channels of a head.
     pub d: usize,
@@ -47,7 +47,7 @@ impl KeysByChannel<'_> {
         (1..=WIDEST).contains(&d)
     }
 
-    /// Bytes of keys and of means; `number` is the bytes of a key's number.
+    /// Bytes of the keys and of the means; `number` is the bytes of one number of a key.
     pub fn bytes(tokens: usize, kv_heads: usize, d: usize, number: usize) -> [usize; 2] {
         [kv_heads * d * Self::stride(tokens) * number, kv_heads * d * size_of::<f32>()]
     }
@@ -63,22 +63,22 @@ impl KeysByChannel<'_> {
     }
 }
 
-/// Channels chosen for some rows, and their queries' numbers in them.
+/// The channels chosen for some rows, and the queries' values in them.
 #[derive(Debug)]
 pub struct ChosenChannels<'a> {
-    /// Numbers of the channels, u32 `[row][list][count]`.
+    /// Indices of the channels, u32 `[row][list][count]`.
     pub channels: &'a mut Option<Buffer>,
-    /// The queries divided by their temperatures, f32 `[row][head][count]`.
+    /// The queries' values divided by their temperatures, f32 `[row][head][count]`.
     pub weights: &'a mut Option<Buffer>,
-    /// Channels of a list.
+    /// Number of channels in a list.
     pub count: usize,
-    /// Lists of a row: query heads, or KV heads.
+    /// Number of lists of a row: one for each query head, or for each KV head.
     pub lists: usize,
 }
 
 impl Gpu {
-    /// Transposes the keys of a range of tokens to channels, and computes the mean of their values. Each buffer has the
-    /// [bytes](KeysByChannel::bytes) that this takes.
+    /// Transposes the keys of a range of tokens to channels, and computes the mean of their values. Each buffer must have the
+    /// [bytes](KeysByChannel::bytes) for that.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -132,14 +132,14 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("computing means of values"))
     }
 
-    /// Chooses the channels in which the queries of some rows are largest, ascending, for each head or for all heads of a KV head together,
-    /// and divides the queries in them by `τ = √(d·‖q̂‖₁/‖q‖₁)`.
+    /// Chooses the channels in which the queries of some rows have the largest magnitudes, in ascending order, for each head or for all
+    /// heads of a KV head together, and divides the queries' values in them by `τ = √(d·‖q̂‖₁/‖q‖₁)`.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there are no such queries, or fewer channels than are to be chosen.
+    /// If the rows are out of range, or there are fewer channels than are to be chosen.
     pub fn choose_channels(
         &self,
         queries: &Queries<'_>,
@@ -173,8 +173,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("choosing channels"))
     }
 
-    /// Logits of all tokens by the channels that `rows` rows have chosen, into lists by query head, and also by KV head if they are
-    /// reduced. The heads of a group must then have chosen together.
+    /// Computes the logits of all tokens over the channels that `rows` rows have chosen, into lists by query head and, if they are reduced,
+    /// also by KV head. The heads of a group must then have chosen together.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -215,7 +215,7 @@ impl Gpu {
         let (key_stride, stride) = (KeysByChannel::stride(tokens) as u64, workspace.of(None).stride() as u64);
         let parts = (chosen.lists * each.div_ceil(taken)) as u32;
         let group = (heads / kv_heads) as i32;
-        // If no single block has all heads of a group, reduce afterwards.
+        // Unless one block has all heads of a group, reduce afterwards.
         let at_once = reduction.filter(|_| each <= taken);
         let kind = Reduction::number(at_once);
         let [width, heads, each, count] = [d, heads, each, chosen.count].map(|n| n as i32);
@@ -237,8 +237,8 @@ impl Gpu {
         }
     }
 
-    /// Computes which share of each head's softmax `lists` leave, for rows from `first` on. The lists were selected by the logits scored
-    /// last. The KV head's mean value will represent this share.
+    /// Computes the share of each head's softmax that tokens outside `lists` have, for rows from `first` on. The lists must have been
+    /// selected by the logits scored last. The KV head's mean value will represent these tokens.
     ///
     /// # Errors
     /// [`GpuError`].

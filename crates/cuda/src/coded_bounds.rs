@@ -1,4 +1,4 @@
-//! Bounds of pages in 4 or 2 bits (Quest): minima rounded down and maxima rounded up, each channel by its own range over 128 pages.
+//! Page bounds in 4 or 2 bits (Quest): minima rounded down and maxima rounded up, each channel by its own range over 128 pages.
 //!
 //! The largest `q·k` that a key within a page's bounds can have is the product of the query's positive part with the maxima plus that of its
 //! negative part with the minima. Both are products with [labels](super::labels) that have all channels.
@@ -18,30 +18,30 @@ use super::{Buffer, Gpu, GpuError, Storage, failed};
 /// Threads of a block.
 const THREADS: usize = 256;
 
-/// The shape of a layer's bounds in few bits.
+/// The shape of a layer's coded bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodedBounds {
     /// Bits of a number, 4 or 2.
     pub bits: usize,
-    /// Pages of a KV head.
+    /// Number of pages of a KV head.
     pub pages: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
-    /// Channels of a key.
+    /// Channels of a head.
     pub d: usize,
 }
 
 /// Codes of the minima and of the maxima of a layer's pages, each with its ranges.
 #[derive(Debug)]
 pub struct PageCodes {
-    /// The numbers of all channels, u32.
+    /// The indices of all channels, u32.
     channels: Buffer,
     /// Ranges and codes of the minima, and of the maxima.
     lower: [Buffer; 2],
     upper: [Buffer; 2],
 }
 
-/// What scoring by such bounds needs beside the scores.
+/// Memory for scoring by coded bounds, besides that for the scores.
 #[derive(Debug, Default)]
 pub struct CodedBoundsWorkspace {
     /// Positive and negative parts of queries, `[row][head][d]`.
@@ -53,7 +53,7 @@ pub struct CodedBoundsWorkspace {
 }
 
 impl CodedBounds {
-    /// Whether kernels support heads of so many channels.
+    /// Whether the kernels support heads of `d` channels.
     pub fn fits(d: usize) -> bool {
         LabelCodes::fits(d)
     }
@@ -65,7 +65,7 @@ impl CodedBounds {
 }
 
 impl Gpu {
-    /// The bounds of the pages of a layer's keys in few bits.
+    /// Computes the bounds of the pages of a layer's keys in `bits` bits.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -92,7 +92,7 @@ impl Gpu {
         Ok(PageCodes { channels, lower, upper })
     }
 
-    /// Scores of pages by bounds in few bits, into lists by query head, or by KV head if they are reduced.
+    /// Scores pages by their coded bounds, into lists by query head, or by KV head if the scores are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -111,7 +111,7 @@ impl Gpu {
         self.part_by_sign((queries, rows), (d, storage), workspace)?;
         workspace.in_order.set(self, (0..count as u32).collect())?;
         let CodedBoundsWorkspace { parts, in_order, lower } = workspace;
-        // Sums over heads are sums of both products; a maximum is that of their sums.
+        // The sum over heads can be taken of each product; the maximum only of the sum of both products.
         let at_once = reduction.filter(|reduction| *reduction == Reduction::Sum);
         let labels = shape.labels(&codes.channels);
         let sides = [(&parts[0], &codes.upper, &mut *scores), (&parts[1], &codes.lower, &mut *lower)];
@@ -155,7 +155,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("parting queries by sign"))
     }
 
-    /// Adds scores to others of the same rows, lists and columns.
+    /// Adds the scores `from` to `to`, which has the same rows, lists and columns.
     fn add_scores(
         &self,
         from: &ScoreWorkspace,
@@ -175,7 +175,7 @@ impl Gpu {
         launch.arg(&addresses[0]).arg(&strides[0]).arg(&columns).arg(&addresses[1]).arg(&strides[1]);
         let grid = (from.columns.div_ceil(THREADS) as u32, lists as u32, 1);
         let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: both have `lists` lists of so many columns.
+        // SAFETY: both have `lists` lists of `columns` scores.
         unsafe { launch.launch(grid) }.map_err(failed("adding scores"))
     }
 }

@@ -1,4 +1,4 @@
-//! Keys represented by centroids: a code for each run of channels, and scores by tables of the query's products with all centroids.
+//! Keys represented by centroids, with a code for each run of channels, and scores from tables of the query's products with all centroids.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use super::queries::Queries;
 use super::scores::{Reduction, ScoreWorkspace};
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Threads of a block, tokens of a thread, and heads that it processes at a time.
+/// Threads of a block, tokens of a thread, and the most heads that a block processes at a time.
 const THREADS: u32 = 256;
 const EACH: usize = 4;
 const MOST_HEADS: usize = 4;
@@ -27,11 +27,11 @@ pub struct CodedKeys<'a> {
     pub centroids: &'a Buffer,
     /// Number of runs of channels: part `i` of `p` begins at channel `i * d / p`.
     pub parts: usize,
-    /// Centroids in a part.
+    /// Number of centroids of a part.
     pub count: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
 }
 
@@ -53,8 +53,8 @@ impl CodedKeys<'_> {
 }
 
 impl Gpu {
-    /// Scores of keys by their centroids, into lists by query head, or by KV head if they are reduced. `tables` is memory for products with
-    /// centroids.
+    /// Scores keys by their centroids, into lists by query head, or by KV head if the scores are reduced. `tables` is memory for the
+    /// queries' products with centroids.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -13,7 +13,7 @@ use super::{Buffer, Gpu, GpuError, Plain, Storage, failed};
 use spattn_kernels::memory::in_large_pages;
 use spattn_kernels::{GPU_WIDEST, NARROW_TOKENS};
 
-/// Threads of a block that hashes; its vectors, and the most planes at a time.
+/// Threads of a block that hashes, and its vectors, which are also the most planes at a time.
 const THREADS: u32 = 256;
 const TILE: usize = 64;
 /// Bytes of a tile: vectors and normals by channel, and a byte for each plane and vector.
@@ -24,20 +24,20 @@ const SUMMED: usize = 1024;
 const SAMPLERS: u32 = 512;
 /// The most bits of a code: shared memory holds a number for each code.
 const MOST_BITS: usize = 15;
-/// The most words of a set of tokens in shared memory: longer contexts are processed in ranges. Shorter ones are split as well, down to
-/// `LEAST_WORDS`, until each multiprocessor has `BLOCKS_EACH` blocks.
+/// The most words of a set of tokens in shared memory; longer contexts are processed in ranges. Shorter ones are also split, into
+/// ranges of at least `LEAST_WORDS` words, until each multiprocessor has `BLOCKS_EACH` blocks.
 const MOST_WORDS: usize = 8192;
 const LEAST_WORDS: usize = 256;
 const BLOCKS_EACH: usize = 2;
-/// What is reserved, in messages.
+/// The buffer of codes, as messages name it.
 const CODES: &str = "codes of queries";
 
 /// The shape of the hash tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableShape {
-    /// Planes of a table.
+    /// Hyperplanes of a table.
     pub bits: usize,
-    /// Tables.
+    /// Number of tables.
     pub tables: usize,
     /// Channels of a head.
     pub d: usize,
@@ -50,7 +50,7 @@ impl TableShape {
         d.is_multiple_of(8) && (8..=GPU_WIDEST).contains(&d) && (1..=MOST_BITS).contains(&bits) && tables > 0
     }
 
-    /// Bytes of a token's number, and of a bound, with `tokens` tokens.
+    /// Bytes of a token index and of a bound, if there are `tokens` tokens.
     pub fn number_bytes(tokens: usize) -> usize {
         if tokens <= NARROW_TOKENS { 2 } else { 4 }
     }
@@ -82,7 +82,7 @@ pub struct HashTables {
 /// Which tokens are sampled, and with what probability.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplingSpec<'a> {
-    /// In how many tables a token must collide to be sampled, 1 or 2.
+    /// In how many tables a token must collide with the query to be sampled, 1 or 2.
     pub least: u8,
     /// Added to every probability.
     pub floor: f64,
@@ -92,7 +92,7 @@ pub struct SamplingSpec<'a> {
     pub farthest: f64,
 }
 
-/// As the kernel's struct `Sampling`.
+/// Mirrors the kernel's struct `Sampling`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct DeviceSampling {
@@ -105,10 +105,10 @@ struct DeviceSampling {
     log_probabilities: u64,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernel's struct.
 unsafe impl DeviceRepr for DeviceSampling {}
 
-/// MemoryUse for intermediate results between hashing queries and weighting the tokens that they collide with.
+/// Memory for intermediate results between hashing queries and weighting the tokens that they collide with.
 #[derive(Debug, Default)]
 pub struct CollisionWorkspace {
     /// `[row][head][table]` u16.
@@ -122,7 +122,7 @@ pub struct CollisionWorkspace {
 /// The hash tables of a KV head, in host memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DownloadedTables {
-    /// Where each code's tokens begin, `[table][2^bits + 1]`, and the tokens by code, `[table][token]`, counted from the first.
+    /// Where each code's tokens begin, `[table][2^bits + 1]`; and the tokens by code, `[table][token]`, counted from the first.
     pub numbers: TableNumbers,
     /// The mean that was subtracted from keys, `[d]`; empty if they were not centred.
     pub mean: Vec<f32>,
@@ -133,9 +133,9 @@ pub struct DownloadedTables {
 /// Bounds and tokens of hash tables, in 16 bits below 65,536 tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TableNumbers {
-    /// Of 16 bits.
+    /// In 16 bits.
     Narrow(Vec<u16>, Vec<u16>),
-    /// Of 32 bits.
+    /// In 32 bits.
     Wide(Vec<u32>, Vec<u32>),
 }
 
@@ -177,7 +177,7 @@ impl HashTables {
 }
 
 impl Gpu {
-    /// Hashes the keys of some tokens by `planes` `[table * bits + bit][d]`; if they are to be centred, their mean is subtracted first.
+    /// Hashes the keys of some tokens by `planes` `[table * bits + bit][d]`; if `is_centred`, their mean is subtracted first.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -215,7 +215,7 @@ impl Gpu {
             bounds: self.alloc(kv_heads * tables * ((1 << bits) + 1) * number)?,
             sorted: self.alloc(kv_heads * tables * count * number)?,
         };
-        // Codes of one KV head at a time: they take as much memory as the sorted tokens.
+        // Codes are made for one KV head at a time, because they take as much memory as its sorted tokens.
         let codes = self.alloc(2 * tables * count)?;
         let hash = self.with_shared("collisions", &format!("hash_keys_{name}"), TILE_BYTES)?;
         let shared = 4 << bits;
@@ -244,12 +244,12 @@ impl Gpu {
             // SAFETY: codes, bounds and tables are as long as made above.
             unsafe { launch.launch(grid) }.map_err(failed("sorting codes"))?;
         }
-        // The uploads read the caller's memory, so they must finish.
+        // Wait for the uploads, which read the caller's memory.
         self.synchronize()?;
         Ok(made)
     }
 
-    /// Means of the keys of some tokens, `[kv_head][d]` in f32; sums are f64.
+    /// Computes the means of the keys of some tokens, `[kv_head][d]` in f32, from sums in f64.
     fn mean_keys(&self, keys: &Cache<'_>, tokens: Range<usize>) -> Result<Buffer, GpuError> {
         let (d, kv_heads, count) = (keys.d, keys.kv_heads, tokens.len());
         let pieces = count.div_ceil(SUMMED);
@@ -274,7 +274,7 @@ impl Gpu {
         Ok(means)
     }
 
-    /// Numbers of a buffer, in host memory that is read at distant places.
+    /// Copies numbers of a buffer to host memory in large pages, because they are read at distant places.
     fn downloaded_apart<T: Plain>(&self, buffer: &Buffer, offset: usize, count: usize) -> Result<Vec<T>, GpuError> {
         let mut numbers = vec![T::default(); count];
         in_large_pages(&mut numbers);
@@ -282,7 +282,7 @@ impl Gpu {
         Ok(numbers)
     }
 
-    /// Hashes the queries of some rows by `planes` `[table * bits + bit][d]` of f32, and waits for their codes `[row][head][table]`.
+    /// Hashes queries by `planes` `[table * bits + bit][d]` f32, and returns their codes `[row][head][table]`. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -305,7 +305,7 @@ impl Gpu {
         self.downloaded(reserved(&workspace.codes, CODES), 0, count)
     }
 
-    /// Enqueues the hashing of queries; returns the address of their codes, for which `codes` is reserved.
+    /// Enqueues the hashing of queries, and returns the address of their codes, for which `codes` is reserved.
     fn enqueue_hashes(
         &self,
         queries: &Queries<'_>,
@@ -334,9 +334,9 @@ impl Gpu {
         Ok(codes_at)
     }
 
-    /// Samples for every query head of some rows the tokens that collide with its query in enough tables, ascending, with the
-    /// logarithm of how probable that was, into `lists` that have [room](crate::TokenListLayout::weighted) for all tokens.
-    /// The rooms are for what lies in between.
+    /// For every query head of some rows, samples the tokens that collide with its query in enough tables, in ascending order, with the
+    /// logarithms of their sampling probabilities, into `lists` that have [room](crate::TokenListLayout::weighted) for all tokens.
+    /// `workspace` holds intermediate results.
     ///
     /// # Errors
     /// [`GpuError`].

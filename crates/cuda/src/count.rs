@@ -13,9 +13,9 @@ const THREADS: u32 = 1024;
 
 impl Gpu {
     /// Adds to each row's counters how many distinct tokens the lists of each KV head have together, how many tokens each query head
-    /// attends, and how many index entries were read for all lists. Counters are u64: `[kv_head]`, `[head]` and one more, from number
-    /// `offset` on. Lists are by KV head or by query head, with tokens in the range `tokens`. Tokens read and attended are multiplied by
-    /// the number that `counters` gives for the row.
+    /// attends, and how many index entries were read for all lists. Counters are u64 `[kv_head]`, `[head]` and one more, from number
+    /// `offset` on. Lists are by KV head or by query head, with tokens in the range `tokens`. Both counts of tokens are multiplied by the
+    /// factor that `counters` gives for the row.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -59,8 +59,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("counting selected tokens"))
     }
 
-    /// Adds to each row's counters how many tokens the lists of `wanted` have, and how many of these the same lists of `picked` lack. Counters
-    /// are two u64 from number `offset` on. Both have the same lists, with tokens in the range `tokens`.
+    /// Adds to each row's counters how many tokens the lists of `wanted` have, and how many of these the same lists of `picked` lack. The
+    /// counters are two u64 from number `offset` on. Both have equally many lists, with tokens in the range `tokens`.
     ///
     /// # Errors
     /// [`GpuError`].

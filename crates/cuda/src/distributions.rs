@@ -1,5 +1,5 @@
-//! Distributions over a vocabulary, given by rows of logits, so that the logits need not be copied to the host. Sums have the bits of those
-//! that the host computes in `spattn_kernels::distribution`.
+//! Sums over rows of logits that stand for distributions over the vocabulary, so that the logits need not be copied to the host. Sums have
+//! the bits of those that the host computes in `spattn_kernels::distribution`.
 
 use cudarc::driver::LaunchConfig;
 
@@ -7,10 +7,10 @@ use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block.
 const THREADS: u32 = 1024;
-/// Words of what is found of a row.
+/// Words of a row's result.
 const WORDS: usize = 6;
 
-/// What is found of a row of logits.
+/// The result for a row of logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RowSum {
     /// The largest logit.
@@ -30,14 +30,14 @@ impl RowSum {
     }
 }
 
-/// Rows of logits with the logarithms of their sums.
+/// Rows of logits with the logarithms of their sums of exponentials.
 #[derive(Debug, Clone, Copy)]
 pub struct NormalizedRows<'a> {
     /// `[row][columns]`.
     pub logits: &'a Buffer,
     /// The first row that is used.
     pub first: usize,
-    /// `ln Σ exp(logit)` of each row from the first one on.
+    /// `ln Σ exp(logit)` of each row from `first` on.
     pub log_z: &'a [f64],
 }
 
@@ -53,8 +53,8 @@ fn a_block_for_each(rows: usize) -> LaunchConfig {
 }
 
 impl Gpu {
-    /// What is found of each row of `logits` `[row][columns]` f32; `None` of a row with a number that is not finite. `targets` has a column
-    /// for each row. Waits for the device.
+    /// Returns the sums of each row of `logits` `[row][columns]` f32, or `None` for a row with a number that is not finite. `targets` has a
+    /// column for each row. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -90,14 +90,14 @@ impl Gpu {
         Ok(words.as_chunks::<WORDS>().0.iter().map(row).collect())
     }
 
-    /// `Σ p·(ln p - ln q)` of the distributions of each row, p of `rows` and q of `others`. Rounding may make it less than 0. Waits for the
-    /// device.
+    /// Returns the divergence `Σ p·(ln p - ln q)` of each row, with p from `rows` and q from `others`. Rounding may make it less than 0.
+    /// Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or there are not as many rows of each.
+    /// If a buffer is too small, or the numbers of rows differ.
     pub fn row_divergences(
         &self,
         rows: NormalizedRows<'_>,

@@ -15,7 +15,7 @@ const THREADS: u32 = 1024;
 /// Words of a ChaCha key.
 pub const DRAW_KEY: usize = 8;
 
-/// Keys of the random draws, and memory between scores and draws.
+/// Keys of the random draws, and memory for intermediate results.
 #[derive(Debug, Default)]
 pub struct DrawWorkspace {
     /// A ChaCha key for each list of each row, `[row][list]` of [`DRAW_KEY`] words.
@@ -27,10 +27,10 @@ pub struct DrawWorkspace {
 }
 
 impl Gpu {
-    /// Draws `draws` times from the distribution that each list of scores gives: a candidate's share is `exp(scale * score)` over the
-    /// sum. What is drawn comes ascending into rows of `lists` from `first` on, which have [room](crate::TokenListLayout::weighted) for
-    /// it; each logit is lowered so that its exponential is the share of the draws times that sum. Draws are those of `ChaCha8Rng`
-    /// with the key of the list.
+    /// Draws `draws` candidates, with replacement, from the distribution of each list of scores: a candidate's probability is
+    /// `exp(scale * score)` over the sum of these. Writes the drawn tokens in ascending order to rows of `lists` from `first` on, which
+    /// must have [room](crate::TokenListLayout::weighted) for them. Each logit is lowered so that its exponential is the token's share
+    /// of the draws times that sum. Draws are those of `ChaCha8Rng` with the key of the list.
     ///
     /// # Errors
     /// [`GpuError`].

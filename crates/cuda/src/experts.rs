@@ -1,12 +1,12 @@
-//! Launchers for experts: routing, products of few rows, and gathering and adding of many.
+//! Launchers for mixture-of-experts layers: routing, products for few rows, and gathering and adding rows when there are many.
 
 use cudarc::driver::LaunchConfig;
 
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// The most experts of a layer that rows can be routed to.
+/// The most experts that a layer can have.
 pub const MOST_EXPERTS: usize = 512;
-/// The most experts that a row can pass.
+/// The most experts that a row can use.
 pub const MOST_USED_EXPERTS: usize = 32;
 /// Outputs that one block of a product computes.
 const OUTPUTS: usize = 4;
@@ -21,18 +21,18 @@ pub struct ExpertMatrices {
     storage: Storage,
 }
 
-/// Which experts rows pass: a slot for each row and expert, those of a row in the order of the experts.
+/// The experts that each row uses: `used` slots for each row, in the order of the experts.
 pub struct Routes<'a> {
     /// The experts, a u32 for each slot.
     pub chosen: &'a Buffer,
     /// Their weights, f32.
     pub weights: &'a Buffer,
-    /// Experts that a row passes.
+    /// Number of experts that a row uses.
     pub used: usize,
 }
 
 impl ExpertMatrices {
-    /// The addresses of both tables; 0 for that of biases, if there are none.
+    /// Addresses of both tables; 0 for the biases if there are none.
     fn tables(&self) -> [u64; 2] {
         let bytes = size_of::<u64>() * self.experts;
         [self.table.address(0, bytes), self.biases.as_ref().map_or(0, |biases| biases.address(0, bytes))]
@@ -46,21 +46,21 @@ pub struct RowMatrix<'a> {
     pub numbers: &'a Buffer,
     /// Their type.
     pub storage: Storage,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// Numbers of a row.
     pub width: usize,
 }
 
 impl Gpu {
-    /// Notes where the matrices of experts are, and their biases, `[outputs]` f32 each: one for each matrix, or none at all. They must not
-    /// be dropped before what is returned is used for the last time.
+    /// Notes the addresses of the experts' matrices, and of their biases, `[outputs]` f32 each: one for each matrix, or none at all. The
+    /// caller must keep these buffers until the last use of what is returned.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a matrix or a bias is smaller than stated, some have a bias and others not, or `inputs` is no multiple of 8.
+    /// If a matrix or a bias is smaller than stated, some have a bias and others not, or `inputs` is not a multiple of 8.
     pub fn expert_matrices(
         &self,
         matrices: &[&Buffer],
@@ -80,8 +80,8 @@ impl Gpu {
         Ok(ExpertMatrices { table, biases, experts, outputs, inputs, storage })
     }
 
-    /// Chooses for each row of `logits`, `[rows][count]` f32, the `used` experts of the largest ones, and weights them by softmax among all
-    /// experts, or among those that are used. `chosen` (u32) and `weights` (f32) have `rows · used` slots.
+    /// Chooses, for each row of `logits` `[rows][count]` f32, the `used` experts with the largest logits, and weights them by a softmax
+    /// over all experts or, if `among_used`, over the chosen ones. `chosen` (u32) and `weights` (f32) have `rows · used` slots.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -109,7 +109,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("routing"))
     }
 
-    /// The product of each slot's expert with its row of `x`, `[rows][inputs]`, into `out`, `[slot][outputs]`; for few rows.
+    /// Multiplies each slot's row of `x`, `[rows][inputs]`, by the slot's expert, into `out`, `[slot][outputs]`; for few rows.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -133,12 +133,12 @@ impl Gpu {
         let (used, outs, inputs) = (routes.used as i32, outputs as i32, inputs as i32);
         let mut launch = self.launch(&function);
         launch.arg(&table).arg(&biases).arg(&chosen).arg(&x).arg(&out).arg(&used).arg(&outs).arg(&inputs);
-        // SAFETY: all buffers are as long as checked above; chosen experts are below their number, as `route` makes them, and their
-        // matrices and biases are still there, as the caller of `expert_matrices` has agreed to.
+        // SAFETY: all buffers are as long as checked above; chosen experts are below their number, as `route` ensures, and their matrices
+        // and biases still exist, as the caller of `expert_matrices` has agreed to.
         unsafe { launch.launch(by_output(outputs, slots)) }.map_err(failed("multiplying with experts"))
     }
 
-    /// Adds to each row of `out`, `[rows][outputs]` f32, the weighted products of its experts with its slots of `x`, `[slot][inputs]`; for
+    /// Adds to each row of `out`, `[rows][outputs]` f32, the products of its experts with its slots of `x`, `[slot][inputs]`, weighted; for
     /// few rows.
     ///
     /// # Errors
@@ -168,8 +168,8 @@ impl Gpu {
         unsafe { launch.launch(by_output(outputs, rows)) }.map_err(failed("adding experts"))
     }
 
-    /// Copies rows of `from` to the rows of `out`: those whose numbers the `count` u32 of `list` from number `first` on are. They are below
-    /// `from.rows`, as the caller has checked.
+    /// Copies rows of `from` to the rows of `out`. Their indices are the `count` u32 of `list` from number `first` on; the caller has
+    /// checked that they are below `from.rows`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -190,12 +190,12 @@ impl Gpu {
         let width = width as i32;
         let mut launch = self.launch(&function);
         launch.arg(&x).arg(&rows).arg(&out).arg(&width);
-        // SAFETY: x and out are as long as checked above; numbers of rows are below `x_rows`, as the caller has checked.
+        // SAFETY: x and out are as long as checked above; row indices are below `x_rows`, as the caller has checked.
         unsafe { launch.launch(by_row(count)) }.map_err(failed("gathering rows"))
     }
 
-    /// Adds rows `[width]` f32 of `y`, weighted, to rows of `out`: their numbers, below `out_rows` and each there once, and their weights are
-    /// the `count` u32 of `rows` and f32 of `weights` from number `first` on.
+    /// Adds the rows `[width]` f32 of `y`, weighted, to rows of `out`. The indices of these, distinct and below `out_rows`, and the weights
+    /// are the `count` u32 of `rows` and f32 of `weights` from number `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -222,7 +222,7 @@ impl Gpu {
     }
 }
 
-/// A grid of a block for some outputs of each row.
+/// A grid of one block for every `OUTPUTS` outputs of each row.
 fn by_output(outputs: usize, rows: usize) -> LaunchConfig {
     LaunchConfig {
         grid_dim: (outputs.div_ceil(OUTPUTS) as u32, rows as u32, 1),

@@ -1,8 +1,7 @@
-//! Keys and values of selected tokens that are copied to the memory of the device before they are attended, on a stream of their own, while
-//! the device computes something else.
+//! Copies keys and values of selected tokens to device memory before they are attended, on a separate stream, beside other work.
 //!
-//! Events order the two streams. A copy begins when the lists of tokens are there, which are enqueued before it; attention begins when the
-//! copy is done. Lists that are selected anew have no copies until the next [fetch](Gpu::fetch_tokens), so that no copy of others is attended.
+//! Events order the two streams: a copy waits for the lists of tokens, which are enqueued before it, and attention waits for the copy.
+//! Lists that are selected anew have no copies until the next [fetch](Gpu::fetch_tokens), so that no stale copy is attended.
 
 use std::sync::atomic::Ordering;
 
@@ -17,9 +16,10 @@ use super::{Gpu, GpuError, failed};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Blocks that copy together: few, since the device computes beside them; half a megabyte that they ask for at a time keeps the bus busy.
+/// The most blocks that copy from host memory: few, because the device computes beside them. The half megabyte that they request at a time
+/// keeps the bus busy.
 const BLOCKS: usize = 16;
-/// Blocks that copy together what is in the memory of the device.
+/// The most blocks that copy within device memory, from a token cache.
 const BLOCKS_WITHIN: usize = 64;
 /// Bytes that a thread copies at once.
 const PIECE_BYTES: usize = 16;
@@ -30,18 +30,18 @@ fn rows_of(cache: &Cache<'_>, pieces: usize) -> DeviceRows {
 }
 
 impl Gpu {
-    /// Begins to copy the keys and values of all tokens of lists to the memory of the device, beside the work that is enqueued next. They are
-    /// read from `prefix`, which has `prefix_tokens` tokens, and from the sequence of each row behind it, whose caches are `tails`. Callers keep
-    /// both, and do not change what they have for tokens of the lists, until they have [waited](Self::await_tokens) for the copies. From then
-    /// on the lists are attended by these. With a `cache`, which is that of the prefix, lists of one row are read through it: only what it lacks
-    /// is fetched.
+    /// Begins to copy the keys and values of all tokens of `lists` to device memory, beside the work that is enqueued next. They are read
+    /// from `prefix`, which has `prefix_tokens` tokens, and after it from `tails`, one for each row's sequence. Until they have
+    /// [waited](Self::await_tokens) for the copies, callers keep both and do not change the keys and values of listed tokens. From then on,
+    /// attention over the lists reads the copies. With `cache`, the token cache of the prefix, there must be a single row; only tokens that
+    /// the cache lacks are fetched.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If the lists are not by query head or by KV head, have tokens that neither prefix nor tails have, or keys are not a multiple of 16 bytes
-    /// long; or if a cache is of another prefix, or there are several rows beside it.
+    /// If the lists are neither by query head nor by KV head, or have tokens beyond prefix and tails; if the bytes of a key are not a
+    /// multiple of 16; or if `cache` is of another prefix, or there are several rows.
     pub fn fetch_tokens(
         &self,
         lists: &mut TokenLists,
@@ -84,13 +84,13 @@ impl Gpu {
         let began = filled.and_then(|()| {
             rows.try_for_each(|(row, tail)| self.fetch_row(lists, row, (prefix, prefix_tokens), tail, cache))
         });
-        // What was enqueued is waited for, even if not all of it could be.
+        // Also after a failure: what was enqueued before it must be waited for.
         let ended = lists.fetched.end(self);
         self.fetches.fetch_add(1, Ordering::Relaxed);
         began.and(ended)
     }
 
-    /// How often [`fetch_tokens`](Self::fetch_tokens) has copied something so far.
+    /// Returns how many times [`fetch_tokens`](Self::fetch_tokens) has begun to copy.
     pub fn fetches(&self) -> usize {
         self.fetches.load(Ordering::Relaxed)
     }
@@ -119,13 +119,13 @@ impl Gpu {
         let lists_at_once = of_row.min(most_blocks);
         let blocks = ((most_blocks / lists_at_once) as u32, lists_at_once as u32, 1);
         let grid = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the lists' tokens lie in prefix and tail, and the copies have room for all, as `fetch_tokens` checked. Buffers are freed in the
-        // order of the other stream, which waits for the copies before: those of the copies by `FetchedTokens`, others by the caller.
+        // SAFETY: the lists' tokens lie in prefix and tail, and the copies have room for all, as `fetch_tokens` checked. Buffers are freed
+        // in the order of the other stream, which waits for the copies first: `FetchedTokens` ensures this for the copies' buffers, the
+        // caller for others.
         unsafe { launch.launch(grid) }.map_err(failed(WHAT))
     }
 
-    /// Has all work that is enqueued from now on wait until the tokens of lists that are [fetched](Self::fetch_tokens) are there. The host does
-    /// not wait.
+    /// Makes all work that is enqueued from now on wait for the [copies](Self::fetch_tokens) of the lists' tokens. The host does not wait.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,4 +1,4 @@
-//! [`FetchedTokens`]: copies of the keys and values of selected tokens, and how far they are.
+//! [`FetchedTokens`]: copies of the keys and values of selected tokens, and their progress.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use spattn_kernels::GPU_FETCH_STEP;
 use super::buffer::reserved;
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// What failed.
+/// The operation, as errors name it.
 pub(super) const WHAT: &str = "fetching tokens";
 
 /// Keys and values of the tokens of lists, each `[row][list][most][d]`.
@@ -19,25 +19,25 @@ pub(super) struct FetchedTokens {
     /// Bytes of a key.
     row_bytes: usize,
     progress: Progress,
-    /// When the lists are there, and when the copies are.
+    /// Events that mark when the lists and when the copies are complete.
     events: Option<[CudaEvent; 2]>,
 }
 
-/// How far copies are.
+/// The state of the copies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Progress {
-    /// There are none of what the lists have now.
+    /// There are no copies of what the lists have now.
     #[default]
     Nothing,
-    /// They were enqueued, and nothing waits for them yet.
+    /// The copies are enqueued, and no work waits for them yet.
     UnderWay,
-    /// All work that is enqueued from now on waits for them.
+    /// All work that is enqueued from now on waits for the copies.
     Awaited,
 }
 
 impl Drop for FetchedTokens {
     fn drop(&mut self) {
-        // Nothing else waits for copies that are under way, and they write what is freed now.
+        // No work waits for these copies yet, and they write the memory that is freed now.
         if let (Progress::UnderWay, Some([_, copied])) = (self.progress, &self.events) {
             // If the device has failed, it writes nothing any more.
             copied.context().record_err(copied.synchronize());
@@ -46,14 +46,14 @@ impl Drop for FetchedTokens {
 }
 
 impl FetchedTokens {
-    /// Leaves copies as they are, of which none is attended from now on.
+    /// Discards the copies: none is attended from now on.
     pub(super) fn forget(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         self.wait(gpu)?;
         self.progress = Progress::Nothing;
         Ok(())
     }
 
-    /// Has all work that is enqueued from now on wait for copies that are under way.
+    /// Makes all work that is enqueued from now on wait for copies that are under way.
     pub(super) fn wait(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         if let (Progress::UnderWay, Some([_, copied])) = (self.progress, &self.events) {
             gpu.stream.wait(copied).map_err(failed(WHAT))?;
@@ -63,7 +63,7 @@ impl FetchedTokens {
         Ok(())
     }
 
-    /// Has copies that are enqueued next wait for the lists, which are enqueued already.
+    /// Makes the copies that are enqueued next wait for the lists, which are already enqueued.
     pub(super) fn begin(&self, gpu: &Gpu) -> Result<(), GpuError> {
         let [picked, _] = self.events();
         picked.record(&gpu.stream).and_then(|()| gpu.fetching.wait(picked)).map_err(failed(WHAT))
@@ -80,25 +80,25 @@ impl FetchedTokens {
         self.events.as_ref().expect("`reserve` made the events")
     }
 
-    /// Addresses of the keys and of the values of a list of `most` tokens; zeros if they were not fetched.
+    /// Addresses of the keys and values of a list of `most` tokens; zeros if they were not fetched.
     ///
     /// # Panics
-    /// If nothing waits for them yet.
+    /// If copies are under way and no work waits for them yet.
     pub(super) fn addresses(&self, list: usize, most: usize) -> [u64; 2] {
         assert!(self.progress != Progress::UnderWay, "nothing waits for the tokens that are fetched");
         if self.progress == Progress::Nothing { [0; 2] } else { self.room(list, most) }
     }
 
-    /// Addresses of the room for keys and for values of so many tokens, behind `before` times as many.
+    /// Addresses of the room for keys and values of `tokens` tokens, after `before` such rooms.
     pub(super) fn room(&self, before: usize, tokens: usize) -> [u64; 2] {
         let bytes = tokens * self.row_bytes;
         [&self.keys, &self.values].map(|rows| reserved(rows, "fetched tokens").address(before * bytes, bytes))
     }
 
-    /// Copies keys and values of so many tokens, behind `before` others, to the host.
+    /// Copies the keys and values of `tokens` tokens, after `before` others, to the host.
     ///
     /// # Panics
-    /// If there are none, or nothing waits for them yet.
+    /// If there are none, or no work waits for them yet.
     pub(super) fn download(&self, gpu: &Gpu, before: usize, tokens: usize) -> Result<[Vec<u8>; 2], GpuError> {
         assert!(self.progress == Progress::Awaited, "the tokens were not fetched, or nothing waits for them");
         let copied = |rows: &Option<Buffer>| {
@@ -109,7 +109,7 @@ impl FetchedTokens {
         Ok([copied(&self.keys)?, copied(&self.values)?])
     }
 
-    /// Reserves the copies of lists of so many tokens, and the events.
+    /// Reserves memory for copies of `lists` lists of `most` tokens, and the events.
     pub(super) fn reserve(&mut self, gpu: &Gpu, lists: usize, most: usize, row_bytes: usize) -> Result<(), GpuError> {
         self.row_bytes = row_bytes;
         let bytes = lists * most.next_multiple_of(GPU_FETCH_STEP) * row_bytes;

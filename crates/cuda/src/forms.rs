@@ -1,5 +1,5 @@
-//! What a normal distribution of queries says of keys, computed in f64: sums of rows and of their products, linear and quadratic forms of
-//! keys, norms of values. Launchers of `kernels/forms.cu`.
+//! Statistics in f64 for methods that model queries by a normal distribution: sums of rows and of their products, linear and quadratic
+//! forms of keys, norms of values. Launchers of `kernels/forms.cu`.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ const THREADS: usize = 256;
 const TILE: usize = 64;
 /// Rows that are loaded at a time.
 const STAGE: usize = 16;
-/// Numbers that a block finds of a chunk of rows: products of two tiles of channels, and sums of one.
+/// Numbers that a block computes for a chunk of rows: products of two tiles of channels, and sums of one.
 const PART: usize = TILE * TILE + TILE;
-/// Most chunks of a head's rows, and blocks that fill a GPU: rows are not cut into more chunks than these need.
+/// The most chunks of a head's rows; and the number of blocks that fill a GPU, above which rows are not cut into more chunks.
 const CHUNKS: usize = 64;
 const BLOCKS: usize = 1024;
 /// Tokens of a block that computes norms, one for each thread.
@@ -37,13 +37,13 @@ pub fn forms_fit(d: usize) -> bool {
     (1..=WIDEST).contains(&d)
 }
 
-/// Chunks into which a head's rows are cut, of which there is at least one. So few are made that what blocks find takes less than 35 MB,
-/// unless single chunks take more.
+/// Returns the number of chunks that a head's rows, at least one, are cut into: so few that the results of all blocks take less than 35 MB,
+/// unless those of single chunks take more.
 fn chunks(heads: usize, rows: usize, pairs: usize) -> usize {
     (BLOCKS / (heads * pairs)).clamp(1, CHUNKS).min(rows.div_ceil(STAGE))
 }
 
-/// The number of a cache's tokens in a range, which must lie in it.
+/// Returns the number of tokens in a range, after checking that it lies in the cache.
 fn count_within(cache: &Cache<'_>, tokens: &Range<usize>) -> usize {
     let Cache { capacity, d, .. } = *cache;
     assert!(
@@ -54,8 +54,8 @@ fn count_within(cache: &Cache<'_>, tokens: &Range<usize>) -> usize {
 }
 
 impl Gpu {
-    /// The sums over the rows of each head of `numbers` `[row][head][d]` f32, and over their products, added in f64 in chunks that depend on
-    /// the shape alone. Waits for the device.
+    /// Returns, for each head of `numbers` `[row][head][d]` f32, the sums over its rows and over their products, added in f64 in chunks
+    /// that depend on the shape alone. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -108,9 +108,9 @@ impl Gpu {
         Ok(numbers.chunks_exact(of_head).map(split).collect())
     }
 
-    /// Linear and quadratic forms `[Σ mean·k, kᵀMk]` in f64 of the keys of a range of tokens of a KV head, `[head][token]` for the query heads
-    /// of its group. Each of these has a mean `[head][d]`, and a matrix M `[head][d][d]`, or none: then quadratic forms are 0. Waits for the
-    /// device.
+    /// Returns the linear and quadratic forms `[Σ mean·k, kᵀMk]` in f64 of the keys of a range of tokens of a KV head, `[head][token]` for
+    /// the query heads of its group. Each query head has a mean, `[head][d]`, and a matrix M, `[head][d][d]`; without matrices, the
+    /// quadratic forms are 0. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -157,8 +157,8 @@ impl Gpu {
         Ok(numbers.as_chunks().0.to_vec())
     }
 
-    /// Norms of the values of a range of tokens of a KV head. Squares are f32 numbers, which are added in f64 in the order of the channels:
-    /// the host's sum has the same bits. Waits for the device.
+    /// Returns the norms of the values of a range of tokens of a KV head. Squares are f32 and are added in f64 in the order of the
+    /// channels, so that the host's sum has the same bits. Waits for the device.
     ///
     /// # Errors
     /// [`GpuError`].

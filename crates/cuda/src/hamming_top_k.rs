@@ -8,16 +8,15 @@ use super::scores::Reduction;
 use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// Threads of a block, bytes of shared memory before those for its tokens, and the least bytes for distances, because lists are staged in
-/// their place.
+/// Threads of a block, bytes of shared memory before those for its tokens, and the least bytes for distances: lists are staged there too.
 const THREADS: u32 = 512;
 const SHARED: usize = 18 << 10;
 const LEAST_CELLS: usize = 16 << 10;
-/// Tokens of a block are a multiple of this.
+/// The number of a block's tokens is a multiple of this.
 const CHUNK: usize = 128;
-/// Numbers of blocks that may compute a list together.
+/// How many blocks may compute a list together.
 const CLUSTERS: [usize; 3] = [8, 4, 2];
-/// The most words of signatures of all heads of a list: with more, writing and reading scores is faster.
+/// The most words of the signatures of all heads of a list: with more, writing and reading scores is faster.
 const MOST_WORDS: usize = 8;
 
 /// How a list is computed: number of blocks, tokens of each, bytes of shared memory for distances, and in all.
@@ -31,8 +30,8 @@ struct LaunchPlan {
 
 impl LaunchPlan {
     /// Plans `lists` lists of `tokens` tokens, each of which takes `bytes` bytes, on `processors` multiprocessors with `most` bytes of
-    /// shared memory. Takes as many blocks as there are multiprocessors, or more if two do not fit on one; `None` if a single block does
-    /// not fit.
+    /// shared memory. Takes the most blocks for a list that the multiprocessors suffice for, or more if two would not fit on one; returns
+    /// `None` if not even one block fits.
     fn new(lists: usize, tokens: usize, bytes: usize, processors: usize, most: usize) -> Option<Self> {
         let of = |cluster: usize| {
             let chunk = tokens.div_ceil(cluster).next_multiple_of(CHUNK);
@@ -58,8 +57,8 @@ pub struct Nearest<'a> {
 }
 
 impl<'a> Nearest<'a> {
-    /// For `rows` rows of queries of `heads` heads, and signatures of keys. `None` if no kernel supports this, or if writing scores is
-    /// faster.
+    /// Prepares a selection for `rows` rows of `heads` query heads among keys with signatures. Returns `None` if no kernel supports it,
+    /// or if writing scores is faster.
     ///
     /// # Panics
     /// If the numbers of heads, KV heads and nets do not match.
@@ -92,15 +91,15 @@ impl<'a> Nearest<'a> {
 }
 
 impl Gpu {
-    /// Selects the tokens whose signatures are nearest to those of queries, `[row][head][word]`, ascending: those with the largest scores
-    /// that [`score_signatures`](Self::score_signatures) would write, the earlier among equals. `chosen` says how many for each row of
-    /// `lists`; token `first` is the first of the keys.
+    /// Selects the tokens whose signatures are nearest to those of queries, `[row][head][word]`, in ascending order: those with the
+    /// largest scores that [`score_signatures`](Self::score_signatures) would write, the earlier among equals. `chosen` has the number to
+    /// select for each row of `lists`; the first key is that of token `first`.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or an offset could reach the next distance.
+    /// If a buffer is too small, or tie-breaking could reach the next distance.
     pub fn nearest_signatures(
         &self,
         nearest: Nearest<'_>,
@@ -158,10 +157,10 @@ mod tests {
         let clusters = |lists: usize, tokens: usize| {
             LaunchPlan::new(lists, tokens, 1, 132, 227 << 10).map(|plan| (plan.cluster, plan.chunk))
         };
-        // One sequence of eight lists; two, four and eight sequences; and eight with lists for all heads.
+        // Eight lists of one sequence; those of two, four and eight sequences; and eight sequences with lists for all heads.
         let of_lists = [8, 16, 32, 64, 256].map(|lists| clusters(lists, 131_072));
         assert_eq!(of_lists, [(8, 16_384), (8, 16_384), (4, 32_768), (2, 65_536), (2, 65_536)].map(Some));
-        // Two blocks of a quarter of 524,288 tokens do not fit on a multiprocessor; a single block of an eighth of 2M does not either.
+        // Two blocks of a quarter of 524,288 tokens do not fit on a multiprocessor; of 2M tokens, not even one block of an eighth fits.
         assert_eq!(clusters(64, 524_288), Some((8, 65_536)));
         assert_eq!(clusters(64, 1_048_576), Some((8, 131_072)));
         assert_eq!(clusters(64, 2_097_152), None);

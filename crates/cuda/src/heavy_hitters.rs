@@ -1,5 +1,4 @@
-//! The tokens that runs of an evicting method hold on the device: heavy hitters, a sliding window, and the attention that each token has
-//! received.
+//! The tokens that runs of an evicting method (H2O) hold on the device: heavy hitters and a window, with the attention each has received.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -16,12 +15,12 @@ use super::{Buffer, Cache, Gpu, GpuError, failed};
 const EVICTING: u32 = 1024;
 const WEIGHING: u32 = 128;
 const ADDING: usize = 256;
-/// Tokens of a tile whose logits a block computes, and the most query heads that it does so for.
+/// Tokens of a tile, and the most query heads, whose logits a block computes.
 const TILE: usize = 64;
 const MOST_HEADS: usize = 8;
 /// The widest head.
 const WIDEST: usize = 256;
-/// Words of a row as kernels read it, and the number of steps whose rows are kept on the device: more than a model has layers.
+/// Words of a row as kernels read it; and how many steps' rows are kept on the device: more than a model has layers.
 const ROW_WORDS: usize = 7;
 const KEPT: usize = 128;
 
@@ -39,20 +38,20 @@ pub struct HeldList {
 /// The most heavy hitters in a list, and the length of the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldSizes {
-    /// Heavy hitters.
+    /// The most heavy hitters in a list.
     pub budget: usize,
-    /// Tokens of the window; at least 1.
+    /// Number of tokens of the window; at least 1.
     pub window: usize,
 }
 
-/// What a run holds at a layer, with a list for each query head or KV head: `[list]` counts of heavy hitters, `[list][room]` their tokens
-/// and masses, and `[list][window]` masses of the window, with token `t` at `t % window`.
+/// What a run holds at a layer, with a list for each query head or KV head: `[list]` counts of heavy hitters,
+/// `[list][capacity]` their tokens and masses, and `[list][window]` masses of the window, with token `t` at `t % window`.
 #[derive(Debug)]
 pub struct HeldTokens {
     buffer: Buffer,
     sizes: HeldSizes,
     lists: usize,
-    /// Heavy hitters of a list that there is memory for.
+    /// The number of heavy hitters that each list has memory for.
     capacity: usize,
 }
 
@@ -61,9 +60,9 @@ pub struct HeldTokens {
 pub struct HoldingRow<'a> {
     /// What the run holds.
     pub held: &'a HeldTokens,
-    /// The run's keys behind the prefix.
+    /// The run's keys after the prefix.
     pub tail: Cache<'a>,
-    /// Tokens in context, the row's own included.
+    /// Number of tokens in context, the row's own included.
     pub total: usize,
 }
 
@@ -72,20 +71,20 @@ pub struct HoldingRow<'a> {
 pub struct HoldingPrefix<'a> {
     /// Its keys.
     pub keys: Cache<'a>,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: usize,
-    /// Tokens at its beginning that are always held.
+    /// Number of sink tokens at its beginning, which are always held.
     pub sink: usize,
-    /// Factor of the layer's logits.
+    /// The factor that scales logits.
     pub scale: f32,
 }
 
-/// MemoryUse for intermediate results between the launches of a step.
+/// Memory for intermediate results between the launches of a step.
 #[derive(Debug, Default)]
 pub struct HoldingWorkspace {
-    /// The uploaded rows of recent steps. Launching such a step again needs no upload, so it can be recorded.
+    /// The rows uploaded for recent steps. A step with such rows needs no upload, so it can be recorded.
     rows: Vec<HostDeviceVec<u64>>,
-    /// Which of them is overwritten next.
+    /// The index of the entry that is overwritten next.
     next: usize,
     logits: Option<Buffer>,
     tiles: Option<Buffer>,
@@ -128,17 +127,17 @@ impl HeldTokens {
         Ok(Self { buffer: gpu.upload(&words)?, sizes, lists: lists.len(), capacity })
     }
 
-    /// Bytes of `lists` lists with room for `room` heavy hitters.
+    /// Bytes of `lists` lists with room for `capacity` heavy hitters.
     pub fn bytes_of(lists: usize, capacity: usize, window: usize) -> usize {
         4 * lists * (1 + 2 * capacity + window)
     }
 
-    /// How many tokens are held at most.
+    /// The most heavy hitters in a list, and the length of the window.
     pub fn sizes(&self) -> HeldSizes {
         self.sizes
     }
 
-    /// Copies it to new memory, for a run that continues from here to `total` tokens in context.
+    /// Copies the held tokens to new memory, for a run that continues from here to `total` tokens in context.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -159,7 +158,7 @@ impl HeldTokens {
         Ok(Self { buffer: to, sizes, lists, capacity })
     }
 
-    /// Whether the buffers are large enough for what a run can hold with `total` tokens in context.
+    /// Whether there is memory for all that a run can hold with `total` tokens in context.
     pub fn has_room(&self, total: usize) -> bool {
         self.capacity >= self.needed(total)
     }
@@ -168,7 +167,7 @@ impl HeldTokens {
         self.sizes.budget.min(total.saturating_sub(self.sizes.window))
     }
 
-    /// What each list holds with `total` tokens in context, heavy hitters ascending.
+    /// Returns what each list holds with `total` tokens in context, heavy hitters in ascending order.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -195,7 +194,7 @@ impl HeldTokens {
         Ok((0..lists).map(list).collect())
     }
 
-    /// Number of distinct heavy hitters of each KV head, whose lists are consecutive, summed over `kv_heads` KV heads.
+    /// Returns the number of distinct heavy hitters in the lists of each KV head, which are consecutive, summed over `kv_heads` KV heads.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -212,7 +211,7 @@ impl HeldTokens {
 }
 
 impl HoldingWorkspace {
-    /// Uploads the words of a step's rows, unless they are on the device already; returns where they are.
+    /// Uploads the words of a step's rows, unless they are on the device already, and returns their index.
     fn send(&mut self, gpu: &Gpu, words: Vec<u64>) -> Result<usize, GpuError> {
         if let Some(known) = self.rows.iter().position(|rows| rows.numbers() == words) {
             return Ok(known);
@@ -227,7 +226,7 @@ impl HoldingWorkspace {
     }
 }
 
-/// For each row, how many earlier rows belong to the same run.
+/// Returns, for each row, how many earlier rows belong to the same run.
 fn rounds(rows: &[HoldingRow<'_>]) -> Vec<usize> {
     let run = |row: &HoldingRow<'_>| row.held.buffer.id();
     (0..rows.len()).map(|i| rows[..i].iter().filter(|row| run(row) == run(&rows[i])).count()).collect()
@@ -239,15 +238,15 @@ impl Gpu {
         d.is_multiple_of(8) && d <= WIDEST
     }
 
-    /// A step of rows; rows of the same run are processed one after the other. The token that leaves the window competes with the heavy
-    /// hitters; these become the row's selected tokens; and the weights of the row's queries over sink, heavy hitters and window are added
-    /// to the masses.
+    /// Runs a step for `rows`; rows of the same run are processed one after the other. The token that leaves the window competes with the
+    /// heavy hitters; these become the row's selected tokens; and the weights of the row's queries over sink, heavy hitters and window are
+    /// added to the masses.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If the runs' sizes differ, one has no room for another token, or something that is read does not exist.
+    /// If the runs' sizes differ, one has no room for another token, or queries, prefix and tails do not fit the rows.
     pub fn evict_and_weigh(
         &self,
         queries: &Queries<'_>,
@@ -317,7 +316,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// The three launches for some rows, which all belong to different runs.
+    /// Launches the three kernels for some rows, which all belong to different runs.
     fn hold(
         &self,
         step: &Holding<'_>,
@@ -384,7 +383,7 @@ impl Gpu {
             block_dim: (ADDING as u32, 1, 1),
             shared_mem_bytes: (8 * heads / in_row) as u32,
         };
-        // SAFETY: as above.
+        // SAFETY: as for the launch above.
         unsafe { launch.launch(grid) }.map_err(failed("adding up attention weights"))
     }
 }
@@ -396,11 +395,11 @@ struct Holding<'a> {
     sizes: HeldSizes,
     in_row: usize,
     most: usize,
-    /// Where its rows were uploaded.
+    /// The index of its rows in the workspace.
     at: usize,
 }
 
-/// Addresses of logits and of the tiles' results. As the kernels' struct of the same name.
+/// Addresses of logits and of the tiles' results. Mirrors the kernels' struct `Logits`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Logits {
@@ -410,5 +409,5 @@ struct Logits {
     tile_stride: u32,
 }
 
-// SAFETY: only numbers, laid out as the kernels' struct of the same name.
+// SAFETY: only numbers, laid out as the kernels' struct.
 unsafe impl DeviceRepr for Logits {}

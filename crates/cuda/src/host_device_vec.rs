@@ -1,10 +1,10 @@
-//! [`HostDeviceVec`]: numbers that host and device hold alike.
+//! [`HostDeviceVec`]: numbers that are kept on both host and device.
 
 use std::ops::Range;
 
 use super::{Buffer, Gpu, GpuError, Plain};
 
-/// Numbers that host and device hold alike; uploaded when they change.
+/// Numbers on both host and device; uploaded when they change.
 #[derive(Debug, Default)]
 pub struct HostDeviceVec<T> {
     host: Vec<T>,
@@ -12,7 +12,7 @@ pub struct HostDeviceVec<T> {
 }
 
 impl<T: Plain + PartialEq> HostDeviceVec<T> {
-    /// Sets both to `numbers`.
+    /// Sets both copies to `numbers`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -28,12 +28,12 @@ impl<T: Plain + PartialEq> HostDeviceVec<T> {
         Ok(())
     }
 
-    /// The numbers that both hold.
+    /// The numbers.
     pub fn numbers(&self) -> &[T] {
         &self.host
     }
 
-    /// Device address of a range of the numbers.
+    /// Returns the device address of a range of the numbers.
     pub(super) fn address(&self, range: Range<usize>) -> u64 {
         assert!(range.end <= self.host.len(), "range {range:?} is beyond {} numbers", self.host.len());
         let device = self.device.as_ref().expect("`set` is called before `address`");

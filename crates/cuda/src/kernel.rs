@@ -1,4 +1,4 @@
-//! [`Kernel`]: a kernel that was loaded; [`Launch`]: a launch of it with its arguments.
+//! [`Kernel`]: a loaded kernel; [`Launch`]: a launch of it with its arguments.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -8,22 +8,22 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, DriverError, LaunchConfig};
 
-/// A kernel that was loaded.
+/// A loaded kernel.
 #[derive(Debug, Clone)]
 pub(super) struct Kernel {
     pub(super) function: CudaFunction,
-    /// Whether it may start before the kernel ahead of it has ended: it is of a file that includes `early.cuh`, so that it waits by itself,
-    /// and its code is of an architecture on which it does.
+    /// Whether it may start before the kernel ahead of it has ended: its file includes `early.cuh`, so it waits by itself, and its code is
+    /// for an architecture that supports this.
     pub(super) starts_early: bool,
 }
 
-/// A launch, whose arguments are added one by one in the order of the kernel's.
+/// A launch; its arguments are added one by one in the kernel's order.
 pub(super) struct Launch<'a> {
     stream: &'a CudaStream,
     kernel: &'a Kernel,
     starts_early: bool,
     arguments: Vec<*mut c_void>,
-    /// Arguments are borrowed until they are launched.
+    /// Arguments are borrowed until the launch.
     borrowed: PhantomData<&'a ()>,
 }
 
@@ -32,7 +32,7 @@ impl<'a> Launch<'a> {
         Self { stream, kernel, starts_early: kernel.starts_early, arguments: Vec::new(), borrowed: PhantomData }
     }
 
-    /// Begins when all work ahead has ended, if `waits`: behind what waits for another stream, nothing says that a kernel may start early.
+    /// If `waits`, begins only when all earlier work has ended: no documentation allows an early start after a wait for another stream.
     pub(super) fn in_order(self, waits: bool) -> Self {
         Self { starts_early: self.starts_early && !waits, ..self }
     }
@@ -43,11 +43,11 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Enqueues the launch behind all earlier work. What is recorded keeps whether the kernel starts early: it is then an edge of the graph
-    /// that the kernel itself completes.
+    /// Enqueues the launch after all earlier work. A recording keeps whether the kernel starts early, as an edge of the graph that the
+    /// kernel itself completes.
     ///
     /// # Safety
-    /// The arguments are those that the kernel declares, and with them it stays within memory that lives until it has ended.
+    /// The arguments must be those that the kernel declares. With them, it must only access memory that lives until it has ended.
     pub(super) unsafe fn launch(&mut self, grid: LaunchConfig) -> Result<(), DriverError> {
         self.stream.context().bind_to_thread()?;
         let mut early = CUlaunchAttribute {
@@ -68,8 +68,8 @@ impl<'a> Launch<'a> {
             numAttrs: u32::from(self.starts_early),
         };
         let arguments = self.arguments.as_mut_ptr();
-        // SAFETY: the configuration, the attribute and the arguments live until the call returns, which copies them. The caller answers for
-        // what the kernel does with the arguments.
+        // SAFETY: the configuration, the attribute and the arguments live until the call returns, which copies them. The caller is
+        // responsible for what the kernel does with them.
         unsafe {
             cuLaunchKernelEx(&raw const config, self.kernel.function.cu_function(), arguments, std::ptr::null_mut())
         }
@@ -84,7 +84,7 @@ mod tests {
 
     const HEADER: &str = "#include \"early.cuh\"";
     const WAIT: &str = "wait_for_earlier();";
-    /// Functions that read what no kernel writes before they wait, by file: all that their kernels do is to call them.
+    /// By file, functions that read only what no kernel writes before they wait. Their kernels do nothing but call them.
     const READ_AHEAD: [(&str, &str); 4] = [
         ("attend_tiles", "attend_block"),
         ("gemv_hopper", "gemv"),
@@ -100,7 +100,7 @@ mod tests {
         paths.filter(|path| path.extension().is_some_and(|own| own == ending)).map(with_code).collect()
     }
 
-    /// A file's code, without comments and ends of lines in macros.
+    /// Returns a file's path and its code, without comments and the backslashes of macros.
     fn with_code(path: PathBuf) -> (PathBuf, String) {
         let text = fs::read_to_string(&path).unwrap();
         let line = |line: &str| line.split("//").next().unwrap_or("").trim_end().trim_end_matches('\\').to_owned();
@@ -108,7 +108,7 @@ mod tests {
         (path, code)
     }
 
-    /// What is between the first brace of a text and the one that closes it.
+    /// Returns the text between the first brace and the one that closes it.
     fn body(text: &str) -> &str {
         let begin = text.find('{').expect("a function has a body") + 1;
         let mut depth = 1;
@@ -119,7 +119,7 @@ mod tests {
         text[begin..][..end.expect("a body ends")].trim()
     }
 
-    /// Why a kernel does not wait as it has to, if it does not.
+    /// Returns why a kernel does not wait as it must, or `None` if it does.
     fn fault(file: &str, code: &str, kernel: &str) -> Option<&'static str> {
         let own = body(kernel);
         if own.starts_with("begin_short();") || own.starts_with(WAIT) {
@@ -134,7 +134,7 @@ mod tests {
         }
         let function = body(&code[code.find(&format!("void {name}("))?..]);
         let Some(at) = function.find(WAIT) else { return Some("calls what does not wait") };
-        // Not the `x` of `threadIdx.x`.
+        // The `x` of `threadIdx.x` is not the argument `x`.
         let before = function[..at].replace(".x", "");
         let depth = before.matches('{').count() - before.matches('}').count();
         let words: Vec<&str> = before.split(|c: char| !c.is_alphanumeric() && c != '_').collect();

@@ -14,7 +14,7 @@ const GROUP: usize = 128;
 /// Channels of one product, and the most channels of a label.
 const DEPTH: usize = 16;
 const MOST_CHANNELS: usize = 128;
-/// Query heads of a block, its warps, and the most groups of tokens for each warp: the more, the less often queries are read.
+/// Query heads of a block, its warps, and the most groups of tokens of a warp: the more it has, the less often queries are read.
 const QUERIES: usize = 8;
 const WARPS: usize = 4;
 const MOST_EACH: usize = 16;
@@ -28,11 +28,11 @@ const RANGE_BYTES: usize = 8;
 /// Channels of each KV head of a model, `[kv_head][width]` u32; repeated if a cache has more heads.
 #[derive(Debug, Clone, Copy)]
 pub struct ChannelLists<'a> {
-    /// Numbers of the channels, below the width of a head.
+    /// Indices of the channels, below the width of a head.
     pub buffer: &'a Buffer,
-    /// KV heads.
+    /// Number of KV heads.
     pub heads: usize,
-    /// Channels of each KV head.
+    /// Number of channels of each KV head.
     pub width: usize,
 }
 
@@ -56,13 +56,13 @@ pub enum CodeRounding {
 /// Quantised labels of all KV heads of a layer.
 #[derive(Debug, Clone, Copy)]
 pub struct LabelCodes<'a> {
-    /// Which channels are labels.
+    /// The channels that make up the labels.
     pub channels: ChannelLists<'a>,
     /// Bits of a number, 4 or 2.
     pub bits: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
 }
 
@@ -72,7 +72,7 @@ impl LabelCodes<'_> {
         (1..=MOST_CHANNELS).contains(&width)
     }
 
-    /// Channels padded for the kernels, to products of sixteen, by a power of two.
+    /// The number of channels, padded for the kernels to `DEPTH` times a power of two.
     fn padded(&self) -> usize {
         DEPTH * self.channels.width.div_ceil(DEPTH).next_power_of_two()
     }
@@ -85,8 +85,7 @@ impl LabelCodes<'_> {
 }
 
 impl Gpu {
-    /// Builds labels of the keys of the tokens from `first` on in `ranges` and `codes`, which have the [bytes](LabelCodes::bytes) that this
-    /// takes.
+    /// Builds labels of the keys of tokens from `first` on into `ranges` and `codes`, which must have their [bytes](LabelCodes::bytes).
     ///
     /// # Errors
     /// [`GpuError`].
@@ -133,8 +132,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("making labels"))
     }
 
-    /// Products of the queries of some rows with labels, over the labels' channels, into lists by query head, or by KV head if they are
-    /// reduced.
+    /// Multiplies queries of some rows with labels, over the labels' channels, into lists by query head, or by KV head if they are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -190,7 +188,7 @@ impl Gpu {
         }
     }
 
-    /// Copies the channels of some tokens' keys to `[kv_head][token][padded]` in their type, with zeros beyond the last channel.
+    /// Copies the listed channels of some tokens' keys to `[kv_head][token][padded]` in their type, with zeros beyond the last channel.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -225,7 +223,7 @@ impl Gpu {
         self.gather(&gathering, channels, padded, keys.storage, out.address(0, bytes))
     }
 
-    /// Copies the same channels of queries to `[row][head][padded]`.
+    /// Copies the listed channels of queries to `[row][head][padded]`, with zeros beyond the last channel.
     ///
     /// # Errors
     /// [`GpuError`].

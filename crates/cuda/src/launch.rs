@@ -1,4 +1,4 @@
-//! Launchers for rows of activations: embedding, norms, products with weights, RoPE, the gate.
+//! Launchers for rows of activations: embedding, norms, products with weights, RoPE, gates.
 
 use std::ops::Range;
 
@@ -16,25 +16,25 @@ const GEMV_OUTPUTS: usize = 4;
 const STREAM_WARPS: usize = 8;
 const STREAM_RING: usize = 4 * 1024;
 const STREAM_SHARED: usize = 224 << 10;
-/// With fewer rows than this, each row gets several blocks: one block each would not fill the GPU.
+/// With fewer rows than this, each row gets several blocks, because one block each would not fill the GPU.
 const FEW_ROWS: usize = 32;
-/// Most rows in the second dimension of a grid.
+/// The most rows in the second dimension of a grid.
 const GRID_ROWS: usize = (1 << 16) - 1;
 /// Channels that a thread reads at once.
 const PIECE: usize = 8;
 
-/// What a gate is passed through before it is multiplied.
+/// What is computed from a gate and from what it gates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Gate {
-    /// `x · σ(x)`.
+    /// `x · σ(x)` of the gate `x`, times what it gates.
     Silu,
-    /// GELU by its approximation with tanh.
+    /// GELU of the gate, by its approximation with tanh, times what it gates.
     GeluTanh,
-    /// `x · σ(slope · x)` of the gate `x`, at most `limit`, times one more than what it gates, from `-limit` to `limit`.
+    /// `x · σ(slope · x) · (y + 1)`, with the gate `x` cut to at most `limit`, and what it gates, `y`, to `-limit..=limit`.
     Clamped {
         /// The steepness of the sigmoid.
         slope: f32,
-        /// The largest number, of the gate and of what it gates.
+        /// The largest number of the gate, and the largest absolute value of what it gates.
         limit: f32,
     },
 }
@@ -62,12 +62,12 @@ pub struct Columns {
 /// The weights of a linear layer.
 #[derive(Debug, Clone, Copy)]
 pub struct WeightMatrix<'a> {
-    /// `[outputs][inputs]`, in the storage type of the activations. A product of one row may read them before the kernel ahead has ended: what
-    /// a kernel wrote is multiplied with several rows, or after a copy or [`Gpu::synchronize`].
+    /// `[outputs][inputs]`, in the storage type of the activations. A product of one row may read them before the kernel ahead has ended.
+    /// So weights that a kernel wrote must be multiplied with several rows, or after a copy or [`Gpu::synchronize`].
     pub data: &'a Buffer,
-    /// Width of a row that comes out.
+    /// Width of an output row.
     pub outputs: usize,
-    /// Width of a row that goes in.
+    /// Width of an input row.
     pub inputs: usize,
 }
 
@@ -91,14 +91,14 @@ pub struct EmbeddingTable<'a> {
     pub storage: Storage,
     /// Numbers of a row.
     pub hidden: usize,
-    /// What rows are multiplied by.
+    /// The factor that rows are multiplied by.
     pub scale: f32,
 }
 
 /// The same part of each row of a matrix.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPart {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// Numbers from one row to the next.
     pub stride: usize,
@@ -106,17 +106,17 @@ pub struct RowPart {
     pub first: usize,
 }
 
-/// Where a norm notes the first row that has a number that is not finite.
+/// Where a norm notes the first row with a number that is not finite.
 pub struct FiniteCheck<'a> {
-    /// A u64 that becomes the least of itself and `mark << 32 | first_row + row`, where `row` counts the normed rows.
+    /// A u64 that becomes the least of itself and `mark << 32 | first_row + row` of such rows, where `row` counts the normed rows.
     pub broken: &'a mut Buffer,
     /// Orders the norms of a forward pass: the least mark is noted.
     pub mark: u64,
-    /// The number of the first normed row.
+    /// The index of the first normed row.
     pub first_row: u64,
 }
 
-/// Weights of the RMS norms that each query and key head goes through, `[d]` f32.
+/// Weights of the RMS norms of query and key heads, `[d]` f32 each.
 pub struct Norms<'a> {
     /// For queries.
     pub query: &'a Buffer,
@@ -138,16 +138,16 @@ pub struct Positions<'a> {
     pub inverse: &'a Buffer,
     /// Whether `inverse` has frequencies for each row.
     pub by_row: bool,
-    /// Factor on cos and sin.
+    /// Factor of cos and sin.
     pub scaling: f32,
 }
 
-/// How rotated queries grow with their position `p`: they are multiplied by `1 + beta · ln(1 + ⌊p / step⌋)`.
+/// How rotated queries are scaled by their position `p`: they are multiplied by `1 + beta · ln(1 + ⌊p / step⌋)`.
 #[derive(Debug, Clone, Copy)]
 pub struct QueryGrowth {
-    /// How fast they grow.
+    /// How fast the factor grows.
     pub beta: f32,
-    /// Positions of a step; not 0.
+    /// Number of positions of a step; not 0.
     pub step: u32,
 }
 
@@ -155,17 +155,17 @@ pub struct QueryGrowth {
 pub struct Rotation<'a> {
     /// The number of rows.
     pub rows: usize,
-    /// Query heads of a row.
+    /// Number of query heads of a row.
     pub heads: usize,
     /// The norms of query and key heads, if the model has them.
     pub norms: Option<Norms<'a>>,
     /// Positions and frequencies.
     pub positions: Positions<'a>,
-    /// How queries grow, if they do.
+    /// How queries are scaled by their position, if they are.
     pub growth: Option<QueryGrowth>,
 }
 
-/// Where the key and value of one row are written: those of KV head `h` at `h * head_stride` numbers behind these addresses.
+/// Where the key and value of one row are written: those of KV head `h` at `h * head_stride` numbers after these addresses.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Place {
@@ -174,7 +174,7 @@ pub struct Place {
     head_stride: u64,
 }
 
-// SAFETY: three integers of eight bytes, for which any bits are valid. Only `Cache::place` makes useful ones.
+// SAFETY: three integers of eight bytes, for which any bits are valid. Only `Cache::place_from` makes useful ones.
 unsafe impl super::Plain for Place {}
 
 /// Keys and values of one layer, each `[kv_head][capacity][d]`, within larger buffers.
@@ -188,9 +188,9 @@ pub struct Cache<'a> {
     pub keys_at: usize,
     /// Byte of `values` at which the layer begins.
     pub values_at: usize,
-    /// Tokens for which memory is reserved.
+    /// Number of tokens for which memory is reserved.
     pub capacity: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Channels of a head.
     pub d: usize,
@@ -204,13 +204,13 @@ impl Cache<'_> {
         self.kv_heads * self.capacity * self.d * self.storage.bytes()
     }
 
-    /// Address of a token's key of a KV head. The layer's keys from there on lie inside the buffer.
+    /// Returns the address of a token's key in a KV head, after checking that the layer's keys from there on lie inside the buffer.
     pub(super) fn key(&self, kv_head: usize, token: usize) -> u64 {
         let offset = self.offset(kv_head, token);
         self.keys.address(self.keys_at + offset, self.bytes() - offset)
     }
 
-    /// As [`key`](Self::key), for the value.
+    /// Like [`key`](Self::key), for the value.
     pub(super) fn value(&self, kv_head: usize, token: usize) -> u64 {
         let offset = self.offset(kv_head, token);
         self.values.address(self.values_at + offset, self.bytes() - offset)
@@ -251,7 +251,7 @@ impl Cache<'_> {
         (self.capacity * self.d) as u64
     }
 
-    /// Where the key and value of a token are written.
+    /// Returns where the key and value of a token are written.
     ///
     /// # Panics
     /// If `token` is not below `capacity`.
@@ -259,7 +259,7 @@ impl Cache<'_> {
         self.place_from(0, token)
     }
 
-    /// As [`place`](Self::place), for the KV heads from `kv_head` on.
+    /// Like [`place`](Self::place), for the KV heads from `kv_head` on.
     ///
     /// # Panics
     /// If `token` is not below `capacity`, or there is no such KV head.
@@ -283,14 +283,14 @@ fn by_row(rows: usize, threads: u32) -> LaunchConfig {
     LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Threads that norm a row: one for every four numbers, at most 1024.
+/// Threads that norm a row: one for every four numbers, in whole warps, at most 1024.
 fn norm_threads(hidden: usize) -> u32 {
     hidden.div_ceil(4).next_multiple_of(32).min(1024) as u32
 }
 
 impl Gpu {
-    /// Copies a row of `table` to `x` as f32, times its scale, for each of the first `rows` token ids. The caller has checked that ids are below
-    /// the rows of the table.
+    /// Copies a row of `table` to `x` as f32, times its scale, for each of the first `rows` token ids. The caller has checked that ids are
+    /// below the number of rows of the table.
     ///
     /// # Errors
     /// [`GpuError`], as for all launchers.
@@ -314,7 +314,7 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, 256)) }.map_err(failed("embedding"))
     }
 
-    /// RMS norm of some rows of `x` `[hidden]` f32, into the first rows of `out`, of type `storage`.
+    /// Writes the RMS norm of some rows of `x` `[hidden]` f32 to the first rows of `out`, of type `storage`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -340,7 +340,7 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, norm_threads(hidden as usize))) }.map_err(failed("norming"))
     }
 
-    /// RMS norm of a part of each row of `x` in place. The part is as wide as `norm`.
+    /// Norms a part of each row of `x` in place. The part is as wide as `norm`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -367,7 +367,7 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, norm_threads(width as usize))) }.map_err(failed("norming a part"))
     }
 
-    /// Adds `scale` times rows `[hidden]` f32 of `branch` to those of `x`; with a weight, their RMS norm.
+    /// Adds rows `[hidden]` f32 of `branch`, or with a weight their RMS norm, times `scale`, to those of `x`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -433,7 +433,7 @@ impl Gpu {
         unsafe { launch.launch(by_row(rows, 256)) }.map_err(failed("adding a bias"))
     }
 
-    /// What `gate` lets pass of rows `[2][inner]`, the gate first, into rows `[inner]`.
+    /// Applies `gate` to rows `[2][inner]`, the gate first, into rows `[inner]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -472,7 +472,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// `x · wᵀ` for `rows` rows `[inputs]`, into rows `[outputs]`. Sums are f32. F32 operands are multiplied in full f32, not in TF32.
+    /// Computes `x · wᵀ` for `rows` rows `[inputs]`, into rows `[outputs]`. Sums are f32. F32 operands are multiplied in f32, not in TF32.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -489,7 +489,7 @@ impl Gpu {
         self.multiply_columns(storage, w, x, rows, (out, columns), into)
     }
 
-    /// [`multiply`](Self::multiply) by a part of the outputs of a layer, into some columns of `out`.
+    /// Like [`multiply`](Self::multiply), for a part of a layer's outputs, into some columns of `out`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -518,7 +518,7 @@ impl Gpu {
         self.gemm(storage, [w, x, out], [rows, outputs, inputs, columns.stride], into)
     }
 
-    /// A product of matrices at checked addresses; rows of `out` are `stride` numbers apart.
+    /// Multiplies matrices at checked addresses; rows of `out` are `stride` numbers apart.
     fn gemm(
         &self,
         storage: Storage,
@@ -533,7 +533,7 @@ impl Gpu {
             Storage::Bf16 => cudaDataType_t::CUDA_R_16BF,
         };
         let (one, beta) = (1.0f32, if into == Into::Add { 1.0f32 } else { 0.0 });
-        // The library uses the context that is current.
+        // cuBLAS uses the thread's current context.
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         // Column-major, as cuBLAS counts: out [outputs][rows] = wᵀ [outputs][inputs] · x [inputs][rows].
         // SAFETY: the three matrices are as large as the callers have checked; both factors are on the stack until the call returns.
@@ -563,7 +563,7 @@ impl Gpu {
         .map_err(|error| GpuError::Failed { what: "multiplying", why: format!("{error:?}") })
     }
 
-    /// [`multiply`](Self::multiply) for one row.
+    /// Like [`multiply`](Self::multiply), for one row.
     fn gemv(
         &self,
         storage: Storage,
@@ -582,7 +582,7 @@ impl Gpu {
         let streams = self.is_hopper && storage != Storage::F32 && each > 0;
         let (function, blocks, threads, shared) = match streams {
             true => {
-                // So many blocks fit a multiprocessor and no more: blocks that start early would else crowd on the first that have room.
+                // Exactly `each` blocks fit a multiprocessor: otherwise, blocks that start early would crowd onto the first ones with room.
                 let shared = shared.max(STREAM_SHARED / (each + 1) + (2 << 10));
                 let name = format!("gemv_hopper_{kind}_{}", storage.name());
                 let function = self.with_shared("gemv_hopper", &name, shared as u32)?;
@@ -605,8 +605,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("multiplying"))
     }
 
-    /// Norms (if there are norms) and rotates the query and key heads of rows. Writes keys and values to `cache`, one row behind the
-    /// other from token `first` on.
+    /// Norms (if there are norms) and rotates the query and key heads of rows. Writes keys and values to `cache`, one row after the other
+    /// from token `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -629,8 +629,8 @@ impl Gpu {
         self.rope_to(rows, rotation, shape, 0, [keys, values, head_stride])
     }
 
-    /// As [`rope`](Self::rope), but each row's key and value have a [`Place`]. `places` holds one for each row from byte `offset` on; all
-    /// of them must lie in caches that the caller holds. `shape` is the number of KV heads, the width of a head and the storage type.
+    /// Like [`rope`](Self::rope), but writes each row's key and value to a [`Place`]. `places` holds one for each row from byte `offset`
+    /// on; all must lie in caches that the caller holds. `shape` is the number of KV heads, the width of a head and the storage type.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -646,7 +646,7 @@ impl Gpu {
         self.rope_to(rows, rotation, shape, places, [0; 3])
     }
 
-    /// As [`rope`](Self::rope), for the queries alone; keys and values of the rows stay as they are, and go nowhere.
+    /// Like [`rope`](Self::rope), for the queries alone; keys and values of the rows are neither changed nor written to a cache.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -659,8 +659,8 @@ impl Gpu {
         self.rope_to(rows, rotation, shape, 0, [0; 3])
     }
 
-    /// As [`rope`](Self::rope), with the address of a [`Place`] for each row, or 0 and one place in numbers for the first of them; without
-    /// either, only queries are rotated.
+    /// Like [`rope`](Self::rope), with the address of a [`Place`] for each row, or 0 and the first row's place as three numbers; with
+    /// neither, only queries are rotated.
     fn rope_to(
         &self,
         rows: &mut Buffer,

@@ -1,10 +1,10 @@
 //! Launchers of the kernels in `kernels/*.cu`: the only code that talks to a GPU.
 //!
-//! A [`Gpu`] is one device with one stream: work runs in the order in which it was enqueued, and only [`Gpu::download`] waits for it. Only
-//! what is [fetched ahead](Gpu::fetch_tokens) runs beside it. A
-//! [`Buffer`] is device memory in bytes. Launchers check that everything that a kernel touches lies inside its buffers, so no argument can
-//! make a kernel read or write elsewhere. Indices *within* buffers (selected tokens, token ids) are checked where they are known, by the
-//! callers named at each launcher. Nothing here depends on a model or a method.
+//! A [`Gpu`] is one device with one stream: work runs in the order in which it was enqueued, except what is
+//! [fetched ahead](Gpu::fetch_tokens), which runs beside it. The host waits in [`Gpu::download`], [`Gpu::synchronize`] and what calls them.
+//! A [`Buffer`] is device memory in bytes. Launchers check that everything that a kernel touches lies inside its buffers, so no argument
+//! can make a kernel read or write elsewhere. Indices *within* buffers (selected tokens, token ids) are checked where they are known, by
+//! the callers named at each launcher. Nothing here depends on a model or a method.
 
 mod argmax;
 mod attend;
@@ -100,17 +100,17 @@ pub use token_cache::{TokenCache, TokenCacheShape};
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
 pub use tree::{Tree, TreeTails, TreeWorkspace};
 
-/// A file of `kernels/`, compiled.
+/// A compiled file of `kernels/`.
 struct Module {
     name: &'static str,
     /// Whether it is for Hopper GPUs only.
     hopper_only: bool,
-    /// Whether its kernels wait by themselves until those ahead have ended, on Hopper GPUs.
+    /// Whether, on Hopper GPUs, its kernels may start early and wait by themselves for those ahead.
     waits: bool,
     code: &'static [u8],
 }
 
-/// All of them, by name.
+/// All compiled files, by name.
 const MODULES: &[Module] = include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 /// The oldest compute capability that the code runs on.
@@ -119,7 +119,7 @@ const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 const HOPPER: i32 = 9;
 /// The CUDA version that the bindings and kernels need, as `1000 * major + 10 * minor`.
 const LEAST_DRIVER: i32 = 13_000;
-/// The first one whose graphs keep that a kernel may start before the one ahead has ended.
+/// The first CUDA version whose graphs keep that a kernel may start before the one ahead has ended.
 const GRAPHS_START_EARLY: i32 = 12_030;
 const _: () = assert!(LEAST_DRIVER >= GRAPHS_START_EARLY, "graphs would lose the order of kernels that start early");
 
@@ -143,7 +143,7 @@ pub enum GpuError {
     /// The driver is older than the CUDA version that is needed.
     #[error("the NVIDIA driver supports CUDA {}.{}, and this build needs {}.{}: install a newer driver", .has / 1000, .has % 1000 / 10, .needs / 1000, .needs % 1000 / 10)]
     OldDriver {
-        /// The version that it supports, as `1000 * major + 10 * minor`.
+        /// The version that the driver supports, as `1000 * major + 10 * minor`.
         has: i32,
         /// The version that is needed.
         needs: i32,
@@ -156,7 +156,7 @@ pub enum GpuError {
         /// Its compute capability.
         has: (i32, i32),
     },
-    /// The host does not have so much memory that can be pinned.
+    /// The host cannot pin that much memory.
     #[error("the host has no {:.1} GB of memory that the GPU can read: choose a shorter --length or --dtype bf16", *.asked as f64 / 1e9)]
     OutOfHostMemory {
         /// Bytes that were requested.
@@ -177,7 +177,7 @@ pub enum GpuError {
     /// An error that CUDA calls sticky: a kernel or the device failed, and every later call of this process fails with it again.
     #[error("the GPU failed: {why}; this process cannot use it any more")]
     Fatal {
-        /// The driver's own words.
+        /// The driver's description.
         why: String,
     },
     /// Any other error of the driver or a library.
@@ -190,7 +190,7 @@ pub enum GpuError {
     },
 }
 
-/// Makes an error that says what was being done, unless it is a fatal one, whose cause is an earlier launch.
+/// Returns a function that makes an error naming what was being done, or a fatal error, whose cause is an earlier launch.
 fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     move |error| match is_fatal(error.0) {
         true => GpuError::Fatal { why: in_words(error) },
@@ -198,7 +198,7 @@ fn failed(what: &'static str) -> impl Fn(DriverError) -> GpuError {
     }
 }
 
-/// Whether a process that had this error can only be ended, by the driver's documentation of its results.
+/// Whether, by the driver's documentation of its results, a process that had this error must be ended.
 fn is_fatal(error: CUresult) -> bool {
     matches!(
         error,
@@ -215,7 +215,7 @@ fn is_fatal(error: CUresult) -> bool {
     )
 }
 
-/// The driver's description of an error; its name, if there is no driver to ask.
+/// Returns the driver's description of an error, or its name if there is no driver to ask.
 fn in_words(error: DriverError) -> String {
     let described = error.error_string().ok().and_then(|text| text.to_str().ok().map(str::to_owned));
     described.unwrap_or_else(|| format!("{:?}", error.0))
@@ -246,7 +246,7 @@ impl Storage {
         self != Self::F32 && matches!(d, 64 | 128)
     }
 
-    /// The ending of the names of its kernels.
+    /// The suffix of its kernels' names.
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -256,7 +256,7 @@ impl Storage {
     }
 }
 
-/// Properties of a device, to be shown.
+/// Properties of a device, for display.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GpuInfo {
     /// Name of the device.
@@ -273,40 +273,40 @@ pub struct GpuInfo {
 
 /// One GPU, its stream, and the kernels loaded on it.
 pub struct Gpu {
-    /// A number that no other has.
+    /// A number that no other [`Gpu`] has.
     id: u64,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
-    /// For copies that run beside the work of `stream`. Each of them waits for that, and that waits for it, by events.
+    /// The stream of copies that run beside the work of `stream`. Events make each of the two wait for the other.
     fetching: Arc<CudaStream>,
-    /// Whether the work that is enqueued last waits for what is fetched.
+    /// Whether a wait for fetched tokens was enqueued after the last launch.
     waits_for_fetched: AtomicBool,
-    /// How often something was fetched.
+    /// How many fetches have begun.
     fetches: AtomicUsize,
     blas: CudaBlas,
-    /// By name; and whether their kernels may start before the one ahead has ended.
+    /// Modules by name, each with whether its kernels may start before the one ahead has ended.
     modules: HashMap<&'static str, (Arc<CudaModule>, bool)>,
     functions: Mutex<HashMap<String, Function>>,
     processors: usize,
     is_hopper: bool,
     /// Whether kernels that can start before the one ahead has ended do so.
     overlaps: AtomicBool,
-    /// Most bytes of shared memory that a block can have.
+    /// The most bytes of shared memory that a block can have.
     most_shared: usize,
-    /// For kernels that draw work from a queue: zero between launches.
+    /// The counter of kernels that draw work from a queue: zero between launches.
     counter: Buffer,
     staging: Mutex<Staging>,
     /// Pinned memory for copies to the host.
     landing: Mutex<PinnedHostSlice<u8>>,
     memory: Arc<MemoryUse>,
-    /// Of pinned host memory that is allocated for the GPU.
+    /// The use of pinned host memory that is allocated for the GPU.
     host_memory: Arc<MemoryUse>,
 }
 
-/// A kernel that was loaded, and what it may use.
+/// A loaded kernel, and what it may use.
 struct Function {
     kernel: Kernel,
-    /// Bytes of dynamic shared memory that it is allowed to use.
+    /// Bytes of dynamic shared memory that it may use.
     shared: u32,
 }
 
@@ -318,15 +318,15 @@ impl fmt::Debug for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // A library's handle and what else it holds are given back in its own context, whichever the thread used last.
+        // The cuBLAS handle and the rest are released in the GPU's own context; the thread may have used another one last.
         self.context.record_err(self.context.bind_to_thread());
     }
 }
 
-/// How many GPUs the driver lists.
+/// Returns how many GPUs the driver lists.
 ///
 /// # Errors
-/// [`GpuError::NoDriver`], or what the driver says.
+/// [`GpuError::NoDriver`], or the driver's error.
 pub fn count() -> Result<usize, GpuError> {
     // SAFETY: the call only looks for the library and loads it.
     if !unsafe { cudarc::driver::sys::is_culib_present() } {
@@ -339,10 +339,10 @@ pub fn count() -> Result<usize, GpuError> {
     }
 }
 
-/// Bytes of a device's memory that are free now.
+/// Returns the bytes of a device's memory that are free now.
 ///
 /// # Errors
-/// As [`count()`].
+/// Those of [`count()`], and [`GpuError::NoDevice`].
 pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
     let count = count()?;
     if ordinal >= count {
@@ -353,7 +353,7 @@ pub fn free_bytes(ordinal: usize) -> Result<u64, GpuError> {
     Ok(free as u64)
 }
 
-/// The newest CUDA that the driver supports, as `1000 * major + 10 * minor`.
+/// Returns the newest CUDA version that the driver supports, as `1000 * major + 10 * minor`.
 fn driver_version() -> Result<i32, GpuError> {
     let mut version = 0;
     // SAFETY: the call writes one number to `version`.
@@ -387,11 +387,10 @@ impl Gpu {
             let name = context.name().map_err(failed("reading its name"))?;
             return Err(GpuError::OldDevice { name, has: capability });
         }
-        // SAFETY: tracked events order the work of several streams. Here all work is enqueued on one, but for what is fetched ahead, which
-        // has events of its own.
+        // SAFETY: tracked events order work on several streams. Here all work is on one, except fetches, which have events of their own.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("creating a stream"))?;
-        // What is fetched takes few blocks, and is to begin while others run.
+        // Fetches take few blocks and must begin while other kernels run, so their stream has the highest priority.
         let (_, first) = get_priority_range().map_err(failed("creating a stream"))?;
         let fetching = context.new_stream_with_priority(first).map_err(failed("creating a stream"))?;
         let blas = CudaBlas::new(stream.clone())
@@ -413,7 +412,7 @@ impl Gpu {
         let slice = stream.alloc_zeros(4).map_err(failed("allocating memory"))?;
         let counter = Buffer::on_device(slice, HeldBytes::new(4, &memory));
         let staging = Mutex::new(Staging::new(&context).map_err(failed("allocating memory"))?);
-        // SAFETY: bytes need no initial value, and every byte is copied to before it is read.
+        // SAFETY: bytes need no initial value, and every byte is written before it is read.
         let landing = Mutex::new(unsafe { context.alloc_pinned(LANDING) }.map_err(failed("allocating memory"))?);
         let functions = Mutex::default();
         static OPENED: AtomicU64 = AtomicU64::new(0);
@@ -439,15 +438,15 @@ impl Gpu {
         })
     }
 
-    /// A number that no other opened GPU of the program has, be it the same device or not.
+    /// A number that no other opened GPU of the program has, not even one for the same device.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Properties of the device.
+    /// Returns the properties of the device.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn info(&self) -> Result<GpuInfo, GpuError> {
         let (free, memory) = self.context.mem_get_info().map_err(failed("reading how much memory is free"))?;
         let driver = driver_version()?;
@@ -460,7 +459,7 @@ impl Gpu {
         })
     }
 
-    /// Bytes per second of a copy within the device, reads and writes both counted: the median of nine.
+    /// Measures the bytes per second of a copy within the device, reads and writes both counted: the median of nine.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -479,8 +478,7 @@ impl Gpu {
         Ok(2.0 * BYTES as f64 / times[times.len() / 2].as_secs_f64())
     }
 
-    /// Bytes per second of copies between pinned host memory and the device, to the device and back, one direction at a time: medians of
-    /// nine.
+    /// Measures the bytes per second of copies from pinned host memory to the device and back, one direction at a time: medians of nine.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -505,7 +503,7 @@ impl Gpu {
         }))
     }
 
-    /// The most bytes that its buffers had together at any time.
+    /// The most bytes of device memory that its buffers ever had together.
     pub fn most_bytes(&self) -> usize {
         self.memory.most.load(Ordering::Relaxed)
     }
@@ -523,8 +521,8 @@ impl Gpu {
         self.stream.synchronize().map_err(failed("running kernels"))
     }
 
-    /// Says whether kernels that wait by themselves may start before the one ahead has ended, as they do unless this is called: for tests and
-    /// to time what it is worth. Nothing that is computed depends on it; what was recorded stays as it is.
+    /// Sets whether kernels that wait by themselves may start before the one ahead has ended, as they may by default: for tests, and to
+    /// time what it is worth. No result depends on it; recordings stay as they are.
     pub fn overlap_kernels(&self, overlaps: bool) {
         self.overlaps.store(overlaps, Ordering::Relaxed);
     }
@@ -537,7 +535,7 @@ impl Gpu {
     /// Loads a kernel of a module and allows it `bytes` bytes of dynamic shared memory.
     fn with_shared(&self, module: &'static str, name: &str, bytes: u32) -> Result<Kernel, GpuError> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        // Functions are loaded and changed in the context that is current.
+        // The driver loads and changes functions in the thread's current context.
         if functions.get(name).is_none_or(|known| known.shared < bytes) {
             self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         }
@@ -561,7 +559,7 @@ impl Gpu {
         Ok(Kernel { starts_early, ..known.kernel.clone() })
     }
 
-    /// A launch of a kernel, without arguments yet.
+    /// Returns a launch of a kernel, without arguments yet.
     fn launch<'a>(&'a self, kernel: &'a Kernel) -> Launch<'a> {
         Launch::new(&self.stream, kernel).in_order(self.waits_for_fetched.swap(false, Ordering::Relaxed))
     }
@@ -577,7 +575,7 @@ pub fn may_deal() -> bool {
 mod tests {
     use super::*;
 
-    /// By the numbers in the driver's header, each with its words there.
+    /// Compares the errors with their numbers in the driver's header.
     #[test]
     fn a_process_is_over_for_what_the_driver_says_so() {
         let ends = [214, 700, 702, 710, 714, 715, 716, 717, 718, 719];

@@ -16,13 +16,13 @@ const THREADS: u32 = 256;
 const ROWS: usize = 64;
 /// Threads of a block that computes the signature of a query.
 const SIGNERS: u32 = 512;
-/// Most channels that `sign_sides` supports, and hyperplanes for each block.
+/// The most channels that `sign_sides` supports, and hyperplanes for each block.
 const WIDEST_SIDES: usize = 256;
 const SIDES_AT_ONCE: usize = 64;
-/// Candidates of a block that compares signatures, and most KV heads that it compares one after the other.
+/// Candidates of a block that compares signatures, and the most KV heads that it compares one after the other.
 const COMPARED: usize = 1024;
 const COMPARED_HEADS: usize = 8;
-/// Words from one plane of signatures to the next are a multiple of this.
+/// The distance between planes of signatures, in words, is a multiple of this.
 const WIDE: usize = 4;
 /// Layers of a net.
 const LAYERS: usize = 3;
@@ -37,9 +37,9 @@ pub fn maps_fit(d: usize, outputs: usize) -> bool {
 pub struct Directions<'a> {
     /// The numbers.
     pub buffer: &'a Buffer,
-    /// KV heads.
+    /// Number of KV heads.
     pub heads: usize,
-    /// Directions of each KV head.
+    /// Number of directions of each KV head.
     pub count: usize,
     /// Channels of a head.
     pub d: usize,
@@ -51,7 +51,7 @@ impl Directions<'_> {
     }
 }
 
-/// As the kernels' struct `Net`.
+/// Mirrors the kernels' struct `Net`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct DeviceNet {
@@ -101,7 +101,7 @@ impl Nets {
                 let weights = own[0].address(2 * net * outputs * d, 2 * outputs * d);
                 of_net.layers[i] = [weights, own[1].address(4 * net * outputs, 4 * outputs)];
             }
-            // Copies still read the buffer that is freed here.
+            // Wait for the copies before the memory that they read is freed.
             gpu.synchronize()?;
             buffers.push(own);
         }
@@ -109,7 +109,7 @@ impl Nets {
         Ok(Self { layers: buffers, table, nets, d, bits })
     }
 
-    /// Words of 32 bits of a signature.
+    /// Number of 32-bit words of a signature.
     pub fn words(&self) -> usize {
         self.bits.div_ceil(32)
     }
@@ -129,13 +129,13 @@ impl Nets {
 pub struct Signatures<'a> {
     /// The words.
     pub buffer: &'a Buffer,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
-    /// Nets of each KV head: one for its group, or one for each query head.
+    /// Number of nets of each KV head: one for its group, or one for each query head.
     pub nets: usize,
-    /// Words of a signature.
+    /// Number of words of a signature.
     pub words: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
 }
 
@@ -162,18 +162,18 @@ pub struct TieOrder {
     pub levels: u32,
     /// What one step of the rank adds to a score.
     pub unit: f32,
-    /// The place of a token is its column or, with a period, `first` and its column modulo the period. Only
+    /// A token's rank depends on its column or, if there is a period, on `first` plus its column modulo the period. Only
     /// [`score_signatures`](Gpu::score_signatures) heeds a period.
     pub first: u32,
-    /// See [`first`](Self::first).
+    /// The period, or 0 for none: see [`first`](Self::first).
     pub period: u32,
 }
 
-// SAFETY: as the kernel's struct `Ties`.
+// SAFETY: laid out as the kernel's struct `Ties`.
 unsafe impl DeviceRepr for TieOrder {}
 
-/// How many KV heads a block compares one after the other. The order among equals is computed once for all of them, so more is cheaper; but
-/// at least `processors` blocks shall remain. `blocks` is the number of blocks that one KV head would take.
+/// Returns how many KV heads a block compares one after the other. The order among equals is computed once for all of them, so more heads
+/// are cheaper, but at least `processors` blocks should remain. `blocks` is the number of blocks for one KV head.
 fn heads_a_block(blocks: usize, kv_heads: usize, processors: usize) -> usize {
     let mut taken = COMPARED_HEADS;
     while taken > 1 && blocks * kv_heads.div_ceil(taken) < processors {
@@ -183,7 +183,7 @@ fn heads_a_block(blocks: usize, kv_heads: usize, processors: usize) -> usize {
 }
 
 impl Gpu {
-    /// Projects keys of a range of tokens on the directions of their KV head, into `[kv_head][token][padded]` in the type of the keys.
+    /// Projects the keys of a range of tokens on the directions of their KV head, into `[kv_head][token][padded]` in the type of the keys.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -223,8 +223,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("projecting keys"))
     }
 
-    /// Projects queries on the directions of their KV head, into `[row][head][padded]`: each number as the sum of two numbers of the type
-    /// of the keys. If `summed`, the projected queries of each group are added up, into `[row][kv_head][padded]`.
+    /// Projects queries on the directions of their KV head, into `[row][head][padded]`: each number as the sum of two numbers of the keys'
+    /// type. If `summed`, the projected queries of each group are added up, into `[row][kv_head][padded]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -260,8 +260,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("projecting queries"))
     }
 
-    /// Signatures of the keys of a range of tokens by the `each` nets of their KV head. The output takes [`bytes_of`](Signatures::bytes_of)
-    /// `kv_heads * each` nets.
+    /// Computes signatures of the keys of a range of tokens by the `each` nets of their KV head. The output takes the
+    /// [bytes](Signatures::bytes_of) of `kv_heads * each` nets.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -303,7 +303,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("computing signatures of keys"))
     }
 
-    /// Signatures of queries by the net of their query head, `[row][head][word]`.
+    /// Computes signatures of queries by the nets of their query heads, `[row][head][word]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -340,14 +340,14 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("computing signatures of queries"))
     }
 
-    /// Signatures of queries, `[row][head][word]`: on which sides of `bits` hyperplanes they lie. `sides` has the normals `[bits][d]`, then
-    /// the offset that is added to each product.
+    /// Computes signatures of queries, `[row][head][word]`: on which sides of `bits` hyperplanes they lie. `sides` has the normals
+    /// `[bits][d]`, then for each an offset that is added to the product.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small, or hyperplanes are more or wider than the kernels support.
+    /// If a buffer is too small, or hyperplanes are wider than the kernels support.
     pub fn sign_sides(
         &self,
         (queries, rows): (&Queries<'_>, Range<usize>),
@@ -374,8 +374,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("computing signatures of queries"))
     }
 
-    /// Minus the Hamming distances from `rows` rows of queries `[row][head][word]` to the signatures of keys, with steps added as in
-    /// `ties`; into lists by query head, or by KV head if they are reduced. The scores are the same to the bit on every device.
+    /// Scores keys by minus the Hamming distances of their signatures to those of `rows` rows of queries `[row][head][word]`, with ranks
+    /// added as in `ties`; into lists by query head, or by KV head if they are reduced. Scores have the same bits on every device.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -11,14 +11,14 @@ use cudarc::driver::sys::{
 
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// How memory goes from one GPU to another.
+/// How data goes from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
     /// Both are the same device.
     SameDevice,
-    /// Each reads the other's memory.
+    /// Each reads the other's memory directly.
     Direct,
-    /// The driver does not let them, and copies through memory of the host.
+    /// The driver does not grant that, and copies through host memory.
     ThroughHost,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for Link {
     }
 }
 
-/// Numbers that are sent when two GPUs are linked, to see that they arrive unchanged.
+/// How many numbers are sent when two GPUs are linked, to check that they arrive unchanged.
 const TRIED: u32 = 1 << 18;
 
 impl Gpu {
@@ -41,10 +41,10 @@ impl Gpu {
         self.context.ordinal()
     }
 
-    /// Prepares copies between this GPU and another, in both directions, and tries them.
+    /// Prepares copies between this GPU and another, in both directions, and tests them.
     ///
     /// # Errors
-    /// [`GpuError`]; also if what one sends does not arrive at the other, as on machines whose settings break copies between devices.
+    /// [`GpuError`]; also if what one sends arrives changed at the other, as on machines whose settings break copies between devices.
     pub fn link(&self, other: &Self) -> Result<Link, GpuError> {
         if self.context == other.context {
             return Ok(Link::SameDevice);
@@ -55,7 +55,7 @@ impl Gpu {
         Ok(if is_direct { Link::Direct } else { Link::ThroughHost })
     }
 
-    /// Lets another GPU access the memory of this one; says whether the driver grants it.
+    /// Lets another GPU access the memory of this one; returns whether the driver grants it.
     fn let_access(&self, reader: &Self) -> Result<bool, GpuError> {
         const WHAT: &str = "linking two GPUs";
         let (own, other) = (self.context.cu_device(), reader.context.cu_device());
@@ -71,7 +71,7 @@ impl Gpu {
             let granted = unsafe { cuCtxEnablePeerAccess(self.context.cu_ctx(), 0) };
             return Ok(matches!(granted, CUresult::CUDA_SUCCESS | CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED));
         }
-        // Buffers come from the device's memory pool, for which access between contexts does not count.
+        // Buffers come from the device's memory pool, to which access between contexts does not apply.
         let mut pool = ptr::null_mut();
         // SAFETY: the call writes one handle to `pool`, which exists as long as the device.
         unsafe { cuDeviceGetMemPool(&raw mut pool, own) }.result().map_err(failed(WHAT))?;
@@ -81,7 +81,7 @@ impl Gpu {
         Ok(unsafe { cuMemPoolSetAccess(pool, &raw const access, 1) } == CUresult::CUDA_SUCCESS)
     }
 
-    /// Sends numbers from another GPU to this one and compares what arrives.
+    /// Sends numbers from another GPU to this one and checks that they arrive unchanged.
     fn try_to_receive(&self, other: &Self) -> Result<(), GpuError> {
         let sent: Vec<u32> = (0..TRIED).map(|i| i.wrapping_mul(0x9E37_79B9) ^ 0x5A5A_5A5A).collect();
         let bytes = size_of_val(sent.as_slice());
@@ -102,7 +102,7 @@ impl Gpu {
     }
 
     /// Copies the first `len` bytes of a buffer of another GPU to the beginning of a buffer of this one. The copy waits for all work that
-    /// is enqueued on either, and what is enqueued later on either waits for the copy; the host does not wait.
+    /// is enqueued on either, and later work on either waits for the copy; the host does not wait.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -120,8 +120,8 @@ impl Gpu {
         self.stream.wait(&ready).map_err(failed(WHAT))?;
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         let stream = self.stream.cu_stream();
-        // SAFETY: both ranges lie inside their buffers as checked above. The source is not written, nor either freed, before the copy is
-        // done: both streams wait for it, and buffers are freed in the order of their stream.
+        // SAFETY: both ranges lie inside their buffers as checked above. The source is not written, nor is either freed, before the copy
+        // is done: both streams wait for it, and buffers are freed in the order of their stream.
         let copied = unsafe {
             match self.context == other.context {
                 true => memcpy_dtod_async(target, source, len, stream),

@@ -1,5 +1,5 @@
-//! Tokens that single rows of a prompt attend beside those of their blocks: their partial softmaxes, which are merged with the rows'
-//! attention.
+//! Tokens that single rows of a prompt attend besides those of their blocks, and the partial softmaxes over them, which are merged with
+//! the rows' attention.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 
@@ -13,7 +13,7 @@ use super::{Buffer, Gpu, GpuError, HostDeviceVec, failed};
 const ROWS: usize = 4;
 /// Threads of a warp.
 const WARP: usize = 32;
-/// Numbers of a partial softmax beside its output: the maximum and the sum.
+/// Numbers of a partial softmax besides its output: the maximum and the sum.
 const SCALARS: usize = 2;
 
 /// Tokens that each row of a block attends by itself, for one list of the block.
@@ -28,8 +28,8 @@ pub struct PerRowTokens {
 }
 
 impl PerRowTokens {
-    /// Adds a row with its tokens. None may be named twice, and none may be one that the row already sees through its list, stretch or
-    /// diagonals. Returns the number of tokens.
+    /// Adds a row with its tokens and their log weights, and returns the number of tokens. No token may occur twice, nor be one that the
+    /// row attends through its list, stretch or diagonals.
     pub fn add_row(&mut self, tokens: impl Iterator<Item = (u32, f32)>) -> usize {
         let before = self.tokens.len();
         tokens.for_each(|(token, log_weight)| {
@@ -60,8 +60,8 @@ impl PerRowTokens {
 /// The tokens of all rows of a chunk, on the device, and memory for their partial softmaxes.
 #[derive(Debug, Default)]
 pub(super) struct OwnTokens {
-    /// Where the tokens of each row begin, `[block][list][row]` (every block with all its rows), and the end of the last ones. Empty if no
-    /// row has tokens.
+    /// Where the tokens of each row begin, `[block][list][row]` (every block with all its rows), and the end of the last ones. Unused if
+    /// no row has tokens.
     begins: HostDeviceVec<u64>,
     tokens: Option<Buffer>,
     log_weights: Option<Buffer>,
@@ -70,11 +70,11 @@ pub(super) struct OwnTokens {
     partials: Option<Buffer>,
     /// All tokens are below this position.
     end: usize,
-    /// Query heads and channels of a head that `partials` has.
+    /// Query heads and channels of a head of `partials`; zeros if no row has tokens.
     of: (usize, usize),
 }
 
-/// As the kernel's struct `Own`.
+/// Mirrors the kernel's struct `Own`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Own {
@@ -86,7 +86,7 @@ struct Own {
     lists: u32,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernel's struct.
 unsafe impl DeviceRepr for Own {}
 
 /// Bytes of the partial softmaxes of `rows` rows.
@@ -105,7 +105,7 @@ impl OwnTokens {
         self.of == (0, 0)
     }
 
-    /// All tokens are below this position.
+    /// A position above all tokens.
     pub(super) fn end(&self) -> usize {
         self.end
     }
@@ -168,7 +168,7 @@ impl OwnTokens {
     }
 }
 
-/// Where the tokens of each row of each list begin, and where the last ones end. Every block counts as having `block_rows` rows.
+/// Returns where the tokens of each row of each list begin, and where the last ones end. Every block counts as having `block_rows` rows.
 fn begins(blocks: &[&PerRowTokens], block_rows: usize) -> Vec<u64> {
     let counts = blocks.iter().flat_map(|own| {
         let missing = block_rows - own.counts.len();
@@ -234,7 +234,7 @@ mod tests {
             counts.iter().for_each(|count| assert_eq!(own.add_row((0..*count as u32).map(|i| (i, 0.5))), *count));
             own
         };
-        // Two lists of a block of three rows, and two of one that ends after a row.
+        // Two lists of a block of three rows, and two of a block with one row.
         let blocks = [rows(&[2, 0, 1]), rows(&[0, 0, 4]), rows(&[3]), rows(&[])];
         let of: Vec<&PerRowTokens> = blocks.iter().collect();
         assert_eq!(begins(&of, 3), [0, 2, 2, 3, 3, 3, 7, 10, 10, 10, 10, 10, 10]);

@@ -15,48 +15,48 @@ use super::{Buffer, Gpu, GpuError, Storage, failed};
 pub struct Rows<'a> {
     /// Rotated queries `[row][stride]`, head `h` at `h * d`.
     pub queries: &'a Buffer,
-    /// Rows of the query buffer before the first of these; the output begins at the same row.
+    /// Number of rows before these in the query buffer and in the output.
     pub skip: usize,
     /// Numbers from one row to the next.
     pub stride: usize,
     /// Number of rows.
     pub count: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Position of the first row. The cache holds keys and values up to the last row's position.
     pub first: usize,
-    /// Factor of the logits.
+    /// The factor that scales logits.
     pub scale: f32,
-    /// What the layer has beyond a softmax of scaled products with all keys up to a row's own.
+    /// How the layer departs from plain causal softmax attention.
     pub rule: LayerRule<'a>,
 }
 
-/// What a layer has beyond a softmax of scaled products with all keys up to a row's own.
+/// How a layer departs from plain causal softmax attention.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerRule<'a> {
-    /// How many of the last tokens a token sees, itself included; `None` for all. A decode step is told by the tokens that it attends.
+    /// How many of the last tokens a token attends, itself included; `None` for all. Decode steps ignore it: units list their tokens.
     pub window: Option<usize>,
     /// A scaled product `x` becomes `cap · tanh(x / cap)`; `None` to leave it.
     pub soft_cap: Option<f32>,
-    /// A logit without a value for each query head, f32; `None` for none.
+    /// A sink logit, which has no value, for each query head, f32; `None` for none.
     pub sinks: Option<&'a Buffer>,
 }
 
 impl LayerRule<'_> {
-    /// Nothing beyond that.
+    /// Plain attention: no window, soft cap or sink logits.
     pub const PLAIN: Self = Self { window: None, soft_cap: None, sinks: None };
 
-    /// Whether there is nothing beyond that.
+    /// Whether there is no window, soft cap or sink logit.
     pub fn is_plain(&self) -> bool {
         self.window.is_none() && self.soft_cap.is_none() && self.sinks.is_none()
     }
 
-    /// The cap as kernels take it: 0 for none.
+    /// The soft cap as kernels take it: 0 for none.
     pub(super) fn cap(&self) -> f32 {
         self.soft_cap.unwrap_or(0.0)
     }
 
-    /// The address of the sinks of `heads` query heads, or 0.
+    /// The address of the sink logits of `heads` query heads, or 0.
     pub(super) fn sinks_address(&self, heads: usize) -> u64 {
         self.sinks.map_or(0, |sinks| sinks.address(0, size_of::<f32>() * heads))
     }
@@ -70,7 +70,7 @@ struct TensorMap(CUtensorMap);
 // SAFETY: the kernel's parameter is the same type.
 unsafe impl DeviceRepr for TensorMap {}
 
-/// Sizes of the kernel for Hopper GPUs, by head width.
+/// Sizes of the kernel for Hopper GPUs at one head width.
 struct Shape {
     queries: u32,
     threads: u32,
@@ -94,7 +94,7 @@ const MASS_WEIGHTS_BYTES: u32 = 4 * 64 * 65;
 const SECTION_BYTES: usize = 24 << 20;
 
 impl Gpu {
-    /// Attention of each row over all tokens up to its own position, into `out` `[row][head][d]`.
+    /// Computes the attention of each row over all tokens up to its own position, under `rows.rule`, into `out` `[row][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -105,7 +105,8 @@ impl Gpu {
         self.attend_rows(rows, cache, out, 0)
     }
 
-    /// As [`prefill_attention`](Self::prefill_attention). Also writes the logarithm of each row's sum of exponentials, f32 `[head][row]`.
+    /// Like [`prefill_attention`](Self::prefill_attention), but also writes the logarithm of each row's sum of exponentials, f32
+    /// `[head][row]`, to `log_sums`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -124,7 +125,7 @@ impl Gpu {
     }
 
     /// Adds the softmax weights of a range of the rows to the mass of each key, f32 `[head][key]`, for all keys up to the last of these
-    /// rows. The rows' weights are added in the order of rows.
+    /// rows. Weights are added in the order of rows.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -176,7 +177,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("adding up attention weights"))
     }
 
-    /// Causal attention; `lse` is the address for the logarithms of sums, or 0.
+    /// Runs causal attention; `lse` is the address for the logarithms of the rows' sums of exponentials, or 0.
     fn attend_rows(&self, rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer, lse: u64) -> Result<(), GpuError> {
         assert!(
             rows.first + rows.count <= cache.capacity,
@@ -204,7 +205,7 @@ impl Gpu {
         let total = (rows.first + rows.count) as u64;
         let (count, heads) = (rows.count as u64, rows.heads as u32);
         let pieces = d / 64;
-        // Maps are encoded for the context that is current.
+        // Tensor maps are encoded for the thread's current context.
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
         let query_map = tensor_map(
             cache.storage,
@@ -268,7 +269,7 @@ impl Gpu {
         let mut launch = self.launch(&function);
         launch.arg(&queries).arg(&keys).arg(&values).arg(&out).arg(&lse).arg(&d).arg(&stride).arg(&kv_stride);
         launch.arg(&count).arg(&first).arg(&heads).arg(&kv_heads).arg(&scale);
-        // Beyond all tokens there are no windows.
+        // A window as long as the context has the effect of none.
         let window = rows.rule.window.unwrap_or(rows.first + rows.count).min(i32::MAX as usize) as i32;
         let (cap, sinks) = (rows.rule.cap(), rows.rule.sinks_address(rows.heads));
         if !rows.rule.is_plain() {
@@ -284,7 +285,7 @@ impl Gpu {
     }
 }
 
-/// Addresses of the queries and of the output. Both buffers are checked to hold all rows.
+/// Returns the addresses of the queries and of the output, after checking that both buffers hold all rows.
 pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) -> (u64, u64) {
     let bytes = cache.storage.bytes();
     let width = rows.heads * cache.d;
@@ -299,7 +300,7 @@ pub(super) fn addresses(rows: &Rows<'_>, cache: &Cache<'_>, out: &mut Buffer) ->
     (queries, out.address(rows.skip * width * bytes, rows.count * width * bytes))
 }
 
-/// A map of a 16-bit tensor of four dimensions, with 128-byte swizzled tiles. Strides are in bytes, for all dimensions but the first.
+/// Encodes a map of a four-dimensional 16-bit tensor with 128-byte swizzled tiles. Strides in bytes, for all dimensions but the first.
 fn tensor_map(
     storage: Storage,
     address: u64,

@@ -1,4 +1,4 @@
-//! Launchers for matrices in quantised blocks: products with a few rows, and rows as plain numbers.
+//! Launchers for matrices in quantised blocks: products with a few rows, and dequantised rows.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 use spattn_kernels::quantised::BlockType;
@@ -12,31 +12,31 @@ const OUTPUTS: usize = 32;
 const ROW_SHARED: usize = 8 * 129 * 16 + 2 * 128 * 4;
 /// Numbers of a unit, which a thread reads at a time.
 const UNIT: usize = 32;
-/// For one row of activations, as in the kernels: outputs that a warp computes at a time, units of a row that are its share, and warps of a
-/// block.
+/// For one row of activations, as in the kernels: outputs that a warp computes at a time, units of a row that are its share, and the warps
+/// that a block should have, and has at most.
 const TILE: usize = 2;
 const SPAN: usize = 64;
 const BLOCK_WARPS: usize = 4;
 const MOST_WARPS: usize = 8;
-/// Such warps that a multiprocessor has at once.
+/// Warps of that kernel that a multiprocessor runs at once.
 const RESIDENT_WARPS: usize = 16;
-/// Fields of a block at most.
+/// The most fields of a quantised block.
 const FIELDS: usize = 4;
-/// For one row of activations on tensor cores, as in the kernels: rows of a tile, numbers of a row that a warp takes at a time, warps of a
-/// block, and tiles after which their sums are added up.
+/// For one row of activations on tensor cores, as in the kernels: rows of a tile, numbers of a row that a warp takes at a time, the most
+/// warps of a block, and tiles after which their sums are added up.
 const MMA_ROWS: usize = 16;
 const MMA_CHUNK: usize = 256;
 const MMA_WARPS: usize = 16;
 const MMA_FLUSH: usize = 4;
 /// Bytes of a block's sums, in shared memory of fixed size.
 const MMA_SUMS: usize = 2 * MMA_FLUSH * MMA_WARPS * MMA_ROWS * 4;
-/// Bytes of shared memory that blocks of a Hopper multiprocessor have together, and that each of them takes beside its own.
+/// Bytes of shared memory that the blocks of a Hopper multiprocessor have together, and that each of them takes besides its own.
 const PROCESSOR_SHARED: usize = 228 << 10;
 const BLOCK_SHARED: usize = 1 << 10;
 
 /// A matrix in quantised blocks on the device.
 ///
-/// Fields of blocks are apart: first those of the first field of all blocks, then those of the next, each at a multiple of 16 bytes.
+/// The fields of blocks are stored apart: first the first field of all blocks, then the next, each at a multiple of 16 bytes.
 #[derive(Debug)]
 pub struct QuantisedMatrix {
     block_type: BlockType,
@@ -45,7 +45,7 @@ pub struct QuantisedMatrix {
     inputs: usize,
 }
 
-/// Bytes of the fields of a block, in order; 0 where there are fewer.
+/// Returns the bytes of the fields of a block, in order; 0 where there are fewer.
 fn fields(block_type: BlockType) -> [usize; FIELDS] {
     match block_type {
         BlockType::Q4_0 => [2, 16, 0, 0],
@@ -68,7 +68,7 @@ struct MmaRing {
 }
 
 fn mma_ring(block_type: BlockType) -> MmaRing {
-    // What lies in a field of the type's own is not copied.
+    // All fields are copied, except the scale of Q6_K: threads read it themselves.
     let (row, scales) = match block_type {
         BlockType::Q4_0 => (16 + 128, 1),
         BlockType::Q4_1 => (32 + 128, 1),
@@ -88,12 +88,13 @@ struct MmaShape {
     warps: usize,
     /// Bytes of dynamic shared memory.
     shared: usize,
-    /// Blocks that a multiprocessor has at once.
+    /// Blocks that a multiprocessor runs at once.
     resident: usize,
 }
 
-/// The shape for a matrix and activations of a type, by these alone; `None` if the kernel does not fit it. Warps of a block share the chunks
-/// of a row: of numbers of warps from the most down to half of it, the one that leaves the fewest idle in the last round is taken.
+/// Returns the shape for a matrix and activations of a type, which depends on the arguments alone; `None` if the kernel does not fit them.
+/// The warps of a block share the chunks of a row: of the numbers of warps from the most down to half of it, the one that leaves the fewest
+/// idle in the last round is taken.
 fn mma_shape(
     block_type: BlockType,
     storage: Storage,
@@ -115,13 +116,13 @@ fn mma_shape(
     let warps = (chunks.min(MMA_WARPS / 2)..=most).rev().filter(fits).min_by_key(idle)?;
     let shared = shared_of(warps);
     let resident = (PROCESSOR_SHARED / (shared + MMA_SUMS + BLOCK_SHARED)).clamp(1, MMA_WARPS / warps);
-    // So many fit and no more: blocks that start early would else crowd on the first multiprocessors that have room. Of MMA_WARPS warps, there
-    // are registers for one block.
+    // Exactly `resident` blocks fit a multiprocessor: otherwise, blocks that start early would crowd onto the first ones with room. With
+    // MMA_WARPS warps, registers limit it to one block.
     let least = PROCESSOR_SHARED / (resident + 1) + 1 - MMA_SUMS - BLOCK_SHARED;
     Some(MmaShape { warps, shared: if warps < MMA_WARPS { shared.max(least) } else { shared }, resident })
 }
 
-/// Where the fields of so many blocks begin, and where the last one ends.
+/// Returns where the fields of `blocks` blocks begin, and where the last one ends.
 fn offsets(block_type: BlockType, blocks: usize) -> ([usize; FIELDS], usize) {
     let mut end = 0;
     let starts = fields(block_type).map(|bytes| {
@@ -132,7 +133,7 @@ fn offsets(block_type: BlockType, blocks: usize) -> ([usize; FIELDS], usize) {
     (starts, end)
 }
 
-/// Takes the fields of blocks apart.
+/// Stores the fields of blocks apart: each field of all blocks together.
 fn taken_apart(block_type: BlockType, blocks: &[u8]) -> Vec<u8> {
     let (starts, end) = offsets(block_type, blocks.len() / block_type.bytes());
     let mut apart = vec![0; end];
@@ -158,7 +159,7 @@ impl QuantisedMatrix {
         self.inputs
     }
 
-    /// The addresses of its fields.
+    /// Returns the addresses of its fields.
     fn addresses(&self) -> [u64; FIELDS] {
         let blocks = self.outputs * self.inputs / self.block_type.numbers();
         let (starts, end) = offsets(self.block_type, blocks);
@@ -171,7 +172,7 @@ impl QuantisedMatrix {
     }
 }
 
-/// As kernels number storage types.
+/// The kernels' number for a storage type.
 fn number_of(storage: Storage) -> i32 {
     match storage {
         Storage::F32 => 0,
@@ -180,7 +181,7 @@ fn number_of(storage: Storage) -> i32 {
     }
 }
 
-/// As kernels number ways of writing.
+/// The kernels' number for a way of writing.
 fn way_of(into: Into) -> i32 {
     match into {
         Into::Narrow => 0,
@@ -198,13 +199,13 @@ struct Fields([u64; FIELDS]);
 unsafe impl DeviceRepr for Fields {}
 
 impl Gpu {
-    /// Takes rows of `inputs` numbers in blocks to the device.
+    /// Uploads rows of `inputs` numbers, given in quantised blocks.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If these are no whole rows of whole blocks.
+    /// If the bytes are not whole rows of whole blocks.
     pub fn upload_blocks(
         &self,
         block_type: BlockType,
@@ -216,12 +217,12 @@ impl Gpu {
         assert!(blocks.len().is_multiple_of(row), "blocks are not whole rows");
         let apart = taken_apart(block_type, blocks);
         let fields = self.upload(&apart)?;
-        // The copy reads what is freed when this ends.
+        // Wait for the copy before `apart`, which it reads, is freed.
         self.synchronize()?;
         Ok(QuantisedMatrix { block_type, fields, outputs: blocks.len() / row, inputs })
     }
 
-    /// `x · wᵀ` for `rows` rows of `x`, into some columns of `out`. `w` is read once for each four rows. Sums are f32.
+    /// Computes `x · wᵀ` for `rows` rows of `x`, into some columns of `out`. `w` is read once for every four rows. Sums are f32.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -268,7 +269,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// [`multiply_quantised`](Self::multiply_quantised) for one row on tensor cores, at checked addresses.
+    /// Like [`multiply_quantised`](Self::multiply_quantised), for one row on tensor cores, at checked addresses.
     fn multiply_by_mma(
         &self,
         storage: Storage,
@@ -289,12 +290,12 @@ impl Gpu {
             block_dim: (32 * shape.warps as u32, 1, 1),
             shared_mem_bytes: shape.shared as u32,
         };
-        // SAFETY: fields, x and out are as long as the caller and `addresses` have checked; rows are whole chunks, and there are as many as
-        // a tile has.
+        // SAFETY: fields, x and out are as long as the caller and `addresses` have checked; rows are whole chunks, and there are at least
+        // as many as a tile has.
         unsafe { launch.launch(grid) }.map_err(failed("multiplying by blocks"))
     }
 
-    /// [`multiply_quantised`](Self::multiply_quantised) for one row, of which `shares` warps have a part each, at checked addresses.
+    /// Like [`multiply_quantised`](Self::multiply_quantised), for one row, shared by `shares` warps, at checked addresses.
     fn multiply_one(
         &self,
         storage: Storage,
@@ -317,7 +318,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("multiplying by blocks"))
     }
 
-    /// [`multiply_quantised`](Self::multiply_quantised) for up to four rows at checked addresses; rows of `out` are `stride` numbers apart.
+    /// Like [`multiply_quantised`](Self::multiply_quantised), for up to four rows at checked addresses, in `out` `stride` numbers apart.
     fn multiply_few(
         &self,
         storage: Storage,
@@ -360,8 +361,8 @@ impl Gpu {
         self.dequantise_to(storage, w, (0, first, count), 1.0, out)
     }
 
-    /// [`embed`](Self::embed) with a table in blocks: rows are multiplied by `scale`. The caller has checked that ids are below the number
-    /// of rows of the table.
+    /// Like [`embed`](Self::embed), with a quantised table: rows are multiplied by `scale`. The caller has checked that ids are below the
+    /// number of rows of the table.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -377,7 +378,7 @@ impl Gpu {
         self.dequantise_to(Storage::F32, table, (tokens, 0, rows), scale, x)
     }
 
-    /// Writes `count` rows times `scale` to a checked address: from row `first` on, or, if `rows` is not 0, those whose numbers are at the
+    /// Writes `count` rows times `scale` to a checked address: from row `first` on, or, if `rows` is not 0, those with the indices at
     /// address `rows`.
     fn dequantise_to(
         &self,
@@ -397,7 +398,7 @@ impl Gpu {
         let blocks = (count * w.units()).div_ceil(BLOCK);
         let grid =
             LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (BLOCK as u32, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: rows and out are as long as the callers have checked; numbers of rows are checked there, too.
+        // SAFETY: rows and out are as long as the callers have checked; they have also checked the indices of rows.
         unsafe { launch.launch(grid) }.map_err(failed("dequantising"))
     }
 }
@@ -419,7 +420,7 @@ mod tests {
         let has = |line: &str| assert!(kernels.contains(line), "no such line: {line}");
         has(&format!("constexpr int ROWS = {MMA_ROWS}, CHUNK = {MMA_CHUNK}, MOST_WARPS = {MMA_WARPS};"));
         has(&format!("constexpr int FLUSH = {MMA_FLUSH};"));
-        // Of each format, what follows its name up to the end of its base: `Q4_1 : FourBits<32>` has its own as FourBits with HEAD = 32.
+        // Maps each struct's name to the text after it. `Q4_1 : FourBits<32>` takes its values from the text of FourBits, with HEAD = 32.
         let texts: std::collections::HashMap<&str, &str> =
             kernels.split("\nstruct ").skip(1).chain(kernels.split("> struct ").skip(1)).filter_map(named).collect();
         for block_type in BlockType::ALL {
@@ -443,7 +444,7 @@ mod tests {
         }
     }
 
-    /// A struct's name, and the text behind it.
+    /// Splits a text into a struct's name and what follows it.
     fn named(text: &str) -> Option<(&str, &str)> {
         let end = text.find(|c: char| !c.is_alphanumeric() && c != '_')?;
         Some(text.split_at(end))
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn warps_share_the_chunks_of_a_row_and_fit_a_multiprocessor() {
-        // As the driver says of an H100.
+        // The driver reports this for an H100.
         const MOST: usize = 227 << 10;
         let shape = |outputs, inputs| mma_shape(BlockType::Q4K, Storage::Bf16, outputs, inputs, MOST);
         let ring = 2 * 16 * 144;

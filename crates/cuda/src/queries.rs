@@ -12,7 +12,7 @@ pub struct Queries<'a> {
     pub queries: &'a Buffer,
     /// Numbers from one row to the next.
     pub stride: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Indices of the rows in the buffer.
     pub rows: &'a HostDeviceVec<u32>,
@@ -25,9 +25,9 @@ pub struct PageBounds<'a> {
     pub lower: &'a Buffer,
     /// Maxima.
     pub upper: &'a Buffer,
-    /// Pages of a KV head.
+    /// Number of pages of a KV head.
     pub pages: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Channels of a head.
     pub d: usize,
@@ -43,10 +43,10 @@ impl PageBounds<'_> {
 }
 
 impl Queries<'_> {
-    /// The address of row 0. The largest of `rows` is checked to lie inside the buffer.
+    /// Returns the address of row 0, after checking that all of `rows` lie inside the buffer.
     ///
     /// # Panics
-    /// If it does not lie inside.
+    /// If one does not lie inside.
     pub(super) fn address(&self, rows: Range<usize>, d: usize, storage: Storage) -> u64 {
         let last = self.rows.numbers()[rows].iter().max().map_or(0, |row| *row as usize);
         self.queries.address(0, (last * self.stride + self.heads * d) * storage.bytes())
@@ -65,7 +65,7 @@ pub struct ProjectedQueries<'a> {
     pub high: &'a Buffer,
     /// What rounding left over, if it is kept.
     pub low: Option<&'a Buffer>,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
     /// Numbers of a projected query.
     pub width: usize,
@@ -78,9 +78,9 @@ pub struct ProjectedQueries<'a> {
 pub struct IndexRows<'a> {
     /// The numbers.
     pub rows: &'a Buffer,
-    /// Rows of each KV head.
+    /// Number of rows of each KV head.
     pub count: usize,
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Type of the numbers.
     pub storage: Storage,
@@ -91,7 +91,7 @@ pub struct IndexRows<'a> {
 pub struct Pages {
     /// The range of tokens.
     pub tokens: Range<usize>,
-    /// Tokens of a page.
+    /// Number of tokens of a page.
     pub size: usize,
 }
 

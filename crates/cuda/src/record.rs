@@ -16,7 +16,7 @@ pub struct Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // The graph is destroyed in its own context, whichever the thread used last.
+        // The graph is destroyed in its own context; the thread may have used another one last.
         self.context.record_err(self.context.bind_to_thread());
     }
 }

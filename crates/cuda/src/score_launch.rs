@@ -12,9 +12,9 @@ use spattn_kernels::GPU_ROW_WIDTHS;
 
 /// Candidates for each block of a scoring kernel.
 const TILE: usize = 256;
-/// Most query heads for each block.
+/// The most query heads for each block.
 const MOST_QUERIES: usize = 8;
-/// Candidates of a block where tensor cores score.
+/// Candidates of a block that scores on tensor cores.
 const MMA_TILE: usize = 1024;
 /// Queries of all rows in one product on tensor cores.
 const MMA_QUERIES: usize = 16;
@@ -31,7 +31,7 @@ struct ScoreArgs {
     storage: Storage,
 }
 
-/// Queries for scoring kernels: addresses of the first row and of the row indices, and the number of these.
+/// Queries for scoring kernels: addresses of row 0 and of the row indices, and the layout and number of rows.
 struct QueryArgs {
     from: u64,
     rest: u64,
@@ -42,8 +42,8 @@ struct QueryArgs {
 }
 
 impl Gpu {
-    /// Scores of keys: `q·k` for the queries of a range of rows and the keys of `tokens`, into lists by query head, or by KV head if they
-    /// are reduced.
+    /// Scores keys by `q·k`, for the queries of a range of rows and the keys of `tokens`, into lists by query head, or by KV head if the
+    /// scores are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -73,8 +73,8 @@ impl Gpu {
         self.score(&Self::asking(queries, rows, keys.d, keys.storage), &scored, reduction, workspace)
     }
 
-    /// Scores of pages: the largest `q·k` that a key within the bounds of each page can have, into lists by query head, or by KV head if
-    /// they are reduced.
+    /// Scores pages by the largest `q·k` that a key within the bounds of each page can have, into lists by query head, or by KV head if the
+    /// scores are reduced.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -103,8 +103,8 @@ impl Gpu {
         self.score(&Self::asking(queries, rows, d, storage), &scored, reduction, workspace)
     }
 
-    /// Scores of index rows: products of projected queries with rows of the same width, into lists by query head, or by KV head if they are
-    /// reduced. Queries that were already summed for each KV head count as reduced by [`Sum`](Reduction::Sum).
+    /// Scores index rows by their products with projected queries of the same width, into lists by query head, or by KV head if the scores
+    /// are reduced. Queries that were already summed for each KV head count as reduced by [`Sum`](Reduction::Sum).
     ///
     /// # Errors
     /// [`GpuError`].
@@ -190,7 +190,7 @@ impl Gpu {
         }
     }
 
-    /// [`score`](Self::score) into memory that is already reserved; only tensor cores reduce here.
+    /// Like [`score`](Self::score), into memory that is already reserved; only tensor cores reduce here.
     fn score_into(
         &self,
         asking: &QueryArgs,
@@ -205,7 +205,7 @@ impl Gpu {
         }
     }
 
-    /// [`score`](Self::score) for all widths and types, into lists by query head.
+    /// Like [`score`](Self::score), for all widths and types, into lists by query head.
     fn score_any(&self, asking: &QueryArgs, scored: &ScoreArgs, out: &Scores) -> Result<(), GpuError> {
         let ScoreArgs { kind, upper, lower, head_stride, columns, kv_heads, d, storage } = *scored;
         let QueryArgs { from, stride, heads, list, rows, .. } = *asking;
@@ -225,7 +225,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("scoring"))
     }
 
-    /// [`score`](Self::score) on tensor cores, into memory that is already reserved; reduced or not.
+    /// Like [`score`](Self::score), on tensor cores, into memory that is already reserved; reduced or not.
     fn score_tiles(
         &self,
         asking: &QueryArgs,
@@ -285,7 +285,7 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("reducing scores"))
     }
 
-    /// Sums of scores over runs of `size` columns, into lists by query head, or by KV head if they are reduced. The sum of a shorter last
+    /// Sums scores over runs of `size` columns, into lists by query head, or by KV head if the sums are reduced. The sum of a shorter last
     /// run is scaled up to `size` columns.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use super::buffer::reserved;
 use super::{Buffer, Gpu, GpuError};
 
-/// A list of scores takes a multiple of this many: rows are read in vectors.
+/// The distance between lists is a multiple of this many scores, because lists are read in vectors.
 const WIDE: usize = 4;
 
 /// Scores of candidates, `[row][list][stride]` f32.
@@ -13,7 +13,7 @@ pub struct Scores {
     pub(super) rows: usize,
     pub(super) lists: usize,
     pub(super) columns: usize,
-    /// Columns behind these, which are filled later.
+    /// Number of columns after these, which are filled later.
     behind: usize,
 }
 
@@ -27,7 +27,7 @@ impl Scores {
         gpu.reserve(&mut self.buffer, rows * Self::row_bytes(lists, columns + self.behind))
     }
 
-    /// Takes the columns behind the others as filled.
+    /// Counts the columns reserved after the others as filled.
     pub(super) fn include_behind(&mut self) {
         self.columns += std::mem::take(&mut self.behind);
     }
@@ -74,7 +74,7 @@ impl Scores {
         columns.next_multiple_of(WIDE)
     }
 
-    /// Bytes of one row of `lists` lists.
+    /// Bytes of one row of `lists` lists of `columns` scores.
     pub fn row_bytes(lists: usize, columns: usize) -> usize {
         4 * lists * Self::stride_of(columns)
     }
@@ -85,22 +85,22 @@ impl Scores {
     }
 }
 
-/// MemoryUse for scores by query head, and for the reduced scores of each group.
+/// Memory for scores by query head, and for the reduced scores of each group.
 #[derive(Debug, Default)]
 pub struct ScoreWorkspace {
     by_head: Scores,
     by_group: Scores,
-    /// Two numbers for each tile of scores.
+    /// Two numbers for each tile of a query head.
     tiles: Option<Buffer>,
 }
 
 impl ScoreWorkspace {
-    /// Has the next scores leave room for `columns` columns behind theirs, which [`TailRows::join`](crate::TailRows::join) fills.
+    /// Makes the next scores leave room for `columns` columns after theirs, which [`TailRows::join`](crate::TailRows::join) fills.
     pub fn reserve_behind(&mut self, columns: usize) {
         (self.by_head.behind, self.by_group.behind) = (columns, columns);
     }
 
-    /// As [`of`](Self::of), to be changed.
+    /// Like [`of`](Self::of), but mutable.
     pub fn of_mut(&mut self, reduction: Option<Reduction>) -> &mut Scores {
         if reduction.is_some() { &mut self.by_group } else { &mut self.by_head }
     }

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, PinnedHost
 /// Bytes that are downloaded at a time.
 pub(super) const LANDING: usize = 16 << 20;
 
-/// Pinned memory for copies to the device: the host goes on while they run. Copies from other memory wait for the stream.
+/// Pinned memory for copies to the device, during which the host goes on. Copies from other memory wait for the stream.
 pub(super) struct Staging {
     slots: Vec<(PinnedHostSlice<u8>, CudaEvent)>,
     next: usize,
@@ -18,7 +18,7 @@ impl Staging {
     const SLOTS: usize = 32;
     /// Bytes of a slot.
     const SLOT: usize = 1 << 18;
-    /// Longer data are copied without staging.
+    /// The most bytes that are staged: longer data are copied directly.
     pub(super) const MOST: usize = Self::SLOTS / 2 * Self::SLOT;
 
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, DriverError> {
@@ -43,7 +43,7 @@ impl Staging {
         copied.synchronize()?;
         let pages = &mut pages.as_mut_slice()?[..bytes.len()];
         pages.copy_from_slice(bytes);
-        // SAFETY: the caller has checked the range behind the address; the slot is not written again before its event `copied` has passed.
+        // SAFETY: the caller has checked the range at the address; the slot is not written again before its event `copied` has passed.
         unsafe { cudarc::driver::result::memcpy_htod_async(to, pages, stream.cu_stream()) }?;
         copied.record(stream)
     }

@@ -1,8 +1,6 @@
-//! Candidates of a row that the index of the shared prefix does not hold: tokens behind the prefix, and those of the index's last,
-//! incomplete part.
+//! Candidates of a row that the index of the shared prefix lacks: tokens after the prefix, and those of the index's last, incomplete part.
 //!
-//! Their keys are gathered beside each other, so that they are indexed and scored as keys of a prefix are; then their scores join those
-//! of the prefix.
+//! Their keys are gathered next to each other, and indexed and scored like keys of a prefix; then their scores join those of the prefix.
 
 use std::ops::Range;
 
@@ -20,25 +18,25 @@ const THREADS: usize = 256;
 const ROW_WORDS: usize = 5;
 /// Bytes of a piece of a key that a thread copies.
 const PIECE_BYTES: usize = 16;
-/// The column of the open page of a row that has none.
+/// Stands for the column of the open page in a row that has none.
 const NO_COLUMN: u32 = u32::MAX;
 
 /// The candidates of a row that the index of the prefix does not hold, and where their scores go.
 #[derive(Debug, Clone)]
 pub struct TailRow<'a> {
-    /// Keys of the row's sequence behind the prefix.
+    /// Keys of the row's sequence after the prefix.
     pub keys: Cache<'a>,
-    /// The candidates: tokens of prefix and tail.
+    /// The candidates: positions in prefix and tail.
     pub tokens: Range<usize>,
     /// The columns of their pages.
     pub columns: Range<usize>,
-    /// Tokens of a page. The first candidate begins one.
+    /// Number of tokens of a page. The first candidate begins a page.
     pub page: usize,
-    /// A column whose page is always selected.
+    /// The column of a page that is always selected.
     pub open: Option<usize>,
 }
 
-/// Such candidates of the rows of a step, and their keys.
+/// The candidates of all rows of a step, and their keys.
 #[derive(Debug, Default)]
 pub struct TailRows {
     table: HostDeviceVec<u64>,
@@ -47,13 +45,13 @@ pub struct TailRows {
 }
 
 impl TailRows {
-    /// Sets the rows, each with room for `room` candidates.
+    /// Sets the rows, each with room for `room` candidates, after a prefix of `prefix_tokens` tokens.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a row has more candidates, or some beyond its keys; `prefix_tokens` tokens are in the prefix.
+    /// If a row has more candidates, some beyond its keys, or pages without tokens.
     pub fn set(&mut self, gpu: &Gpu, rows: &[TailRow<'_>], room: usize, prefix_tokens: usize) -> Result<(), GpuError> {
         let words = |row: &TailRow<'_>| -> [u64; ROW_WORDS] {
             let TailRow { keys, tokens, columns, page, open } = row;
@@ -81,15 +79,15 @@ impl TailRows {
         self.table.address(ROW_WORDS * rows.start..ROW_WORDS * rows.end)
     }
 
-    /// The keys of the candidates of some rows, as a cache that has those of a row behind those of the row before, each with its room.
-    /// A row that has fewer repeats its last key to the end of the last page, and then this page: neither changes the ranges of keys or of
-    /// bounds of pages. The cache has no values: its keys are in their place.
+    /// Gathers the keys of some rows' candidates into a cache, row after row, each with its room. A row with fewer candidates repeats its
+    /// last key to the end of the last page, and then this page: neither changes the ranges of keys or of bounds of pages. The cache has no
+    /// values: its keys are in their place.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If keys are not a multiple of 16 bytes long.
+    /// If the bytes of a key are not a multiple of 16.
     pub fn gather(
         &mut self,
         gpu: &Gpu,
@@ -118,15 +116,15 @@ impl TailRows {
         Ok(Cache { keys: to, values: to, keys_at: 0, values_at: 0, capacity, kv_heads, d, storage })
     }
 
-    /// Lets the scores of the pages of some rows' candidates follow those of the prefix in `scores`, which has
+    /// Writes the scores of the pages of some rows' candidates after those of the prefix in `scores`, which must have
     /// [room](crate::ScoreWorkspace::reserve_behind) for them. `own` are the scores of all pages of the gathered keys; `None` if no row has
-    /// such candidates. Columns that a row does not have get negative infinity, its open page positive infinity.
+    /// such candidates. Columns that a row lacks get negative infinity, its open page positive infinity.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If the scores do not match.
+    /// If the scores do not match the rows.
     pub fn join(
         &self,
         gpu: &Gpu,
@@ -169,10 +167,10 @@ impl TailRows {
     }
 }
 
-/// Pieces of a key.
+/// Returns the number of pieces of a key.
 ///
 /// # Panics
-/// If it is not a whole number of them.
+/// If a key is not a whole number of pieces.
 fn pieces_of(keys: &Cache<'_>) -> usize {
     let bytes = keys.d * keys.storage.bytes();
     assert!(bytes.is_multiple_of(PIECE_BYTES), "the kernel does not support keys of {bytes} bytes");

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUevent_flags;
 
 use super::{Gpu, GpuError, failed};
 
-/// Marks in the order of the stream. Events are reused.
+/// Marks in the order of the stream. Events are reused after [`clear`](Self::clear).
 #[derive(Debug, Default)]
 pub struct Timeline {
     events: Vec<CudaEvent>,
@@ -20,7 +20,7 @@ impl Timeline {
         self.marks = 0;
     }
 
-    /// The time from each mark to the next. Waits until the device has reached the last one.
+    /// Returns the times between marks. Waits until the device has reached the last one.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -34,7 +34,7 @@ impl Timeline {
 }
 
 impl Gpu {
-    /// Adds a mark behind all work that is enqueued so far.
+    /// Adds a mark after all work that is enqueued so far.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,8 +1,7 @@
-//! [`TokenCache`]: tokens of a prefix in host memory whose keys and values are also in the memory of the device, so that they need not cross
-//! the bus again.
+//! [`TokenCache`]: device copies of keys and values of some tokens of a prefix in host memory, so that these need not cross the bus again.
 //!
-//! [`fetch_tokens`](Gpu::fetch_tokens) reads through a cache: what it has is copied within the device, what it lacks is fetched and takes the
-//! place of the tokens that were used longest ago. What a cache holds depends on the selections alone.
+//! [`fetch_tokens`](Gpu::fetch_tokens) reads through a cache: tokens that it holds are copied within the device; others are fetched and
+//! replace the least recently used ones. What a cache holds depends on the selections alone.
 
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 use spattn_kernels::GPU_SLOT_BYTES;
@@ -13,24 +12,24 @@ use super::launch::Cache;
 use super::token_lists::TokenLists;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
-/// Threads of a block that gives slots, and of one that copies.
+/// Threads of a block that assigns slots, and of one that copies.
 const PLACING: u32 = 1024;
 const COPYING: u32 = 256;
-/// Blocks that fetch together.
+/// The most blocks that fetch at the same time.
 const BLOCKS: usize = 16;
 
-/// What a cache is for.
+/// The shape of a cache and of the prefix that it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenCacheShape {
-    /// KV heads.
+    /// Number of KV heads.
     pub kv_heads: usize,
     /// Width of a key and of a value.
     pub d: usize,
-    /// How their numbers are stored.
+    /// Type of the numbers.
     pub storage: Storage,
-    /// Tokens of the prefix.
+    /// Number of tokens of the prefix.
     pub tokens: usize,
-    /// Tokens that each KV head can hold.
+    /// Number of tokens that each KV head can hold.
     pub slots: usize,
 }
 
@@ -54,20 +53,20 @@ pub struct TokenCache {
     /// `[kv_head][slots][d]`.
     keys: Buffer,
     values: Buffer,
-    /// u32 `[kv_head][tokens]`: the slot of each token, plus one.
+    /// u32 `[kv_head][tokens]`: the slot of each token, plus one; 0 for none.
     slot_of: Buffer,
-    /// u32 `[kv_head][slots]`: the token in each slot, plus one; and the step in which it was used last.
+    /// u32 `[kv_head][slots]`: the token in each slot, plus one, or 0 for none; and the step in which it was used last.
     token_in: Buffer,
     used_in: Buffer,
-    /// `[kv_head][slots]`: token and slot of what a step has to fetch, and u32 `[kv_head]`, how many these are.
+    /// `[kv_head][slots]`: token and slot of what a step has to fetch; and u32 `[kv_head]`: how many these are.
     missing: Buffer,
     missing_counts: Buffer,
-    /// u32 `[kv_head]`, steps so far; u64 `[kv_head]`, tokens that were found.
+    /// u32 `[kv_head]`: steps so far; u64 `[kv_head]`: tokens that were found in the cache.
     steps: Buffer,
     hits: Buffer,
 }
 
-/// As the kernels' struct `TokenCache`.
+/// Mirrors the kernels' struct `TokenCache`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeviceTokenCache {
@@ -84,10 +83,10 @@ pub(super) struct DeviceTokenCache {
     slots: u32,
 }
 
-// SAFETY: as the kernels' struct.
+// SAFETY: laid out as the kernels' struct.
 unsafe impl DeviceRepr for DeviceTokenCache {}
 
-/// As the kernel's struct `Rows`.
+/// Mirrors the kernels' structs `Rows`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeviceRows {
@@ -96,11 +95,11 @@ pub(super) struct DeviceRows {
     pub(super) stride: u64,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernels' structs.
 unsafe impl DeviceRepr for DeviceRows {}
 
 impl DeviceTokenCache {
-    /// In place of a cache where there is none.
+    /// Stands for no cache.
     pub(super) const NONE: Self = Self {
         slot_of: 0,
         token_in: 0,
@@ -117,7 +116,7 @@ impl DeviceTokenCache {
 }
 
 impl TokenCache {
-    /// An empty cache.
+    /// Allocates an empty cache.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -143,12 +142,12 @@ impl TokenCache {
         })
     }
 
-    /// What it is for.
+    /// The shape that it was made with.
     pub fn shape(&self) -> TokenCacheShape {
         self.shape
     }
 
-    /// How many tokens were found in it since the last call, summed over KV heads: in each step a token counts once for its KV head.
+    /// Returns how many tokens were found in the cache since the last call, over all KV heads. A KV head's token counts once in a step.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -179,7 +178,7 @@ impl TokenCache {
 }
 
 impl Gpu {
-    /// Enqueues, on the stream that fetches, that the tokens of the lists of one row get slots in a cache, and that those it lacks are copied
+    /// Enqueues, on the stream of fetches, kernels that give the tokens of one row's lists slots in a cache, and copy those that it lacks
     /// there from the prefix.
     pub(super) fn fill_cache(
         &self,
@@ -196,7 +195,7 @@ impl Gpu {
         let mut launch = Launch::new(&self.fetching, &function);
         launch.arg(&tokens).arg(&most).arg(&counts).arg(&lists_each).arg(&device);
         let grid = LaunchConfig { grid_dim: (kv_heads, 1, 1), block_dim: (PLACING, 1, 1), shared_mem_bytes: 0 };
-        // SAFETY: the cache is that of the prefix, as `fetch_tokens` checked, and the lists have as many lists for each KV head.
+        // SAFETY: the cache is that of the prefix, as `fetch_tokens` checked, and each KV head has equally many lists.
         unsafe { launch.launch(grid) }.map_err(failed(WHAT))?;
         let function = self.function("token_cache", "fetch_missing")?;
         let mut launch = Launch::new(&self.fetching, &function);

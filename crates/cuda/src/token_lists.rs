@@ -1,4 +1,4 @@
-//! [`TokenLists`]: the tokens that a device selected, as [`Attention`](super::Attention) attends them.
+//! [`TokenLists`]: tokens selected on the device, which an [`Attention`](super::Attention) attends.
 //!
 //! Kernels write only candidates to the lists, so the lists need no check on the host.
 
@@ -20,10 +20,10 @@ pub struct TokenLists {
     weights: Option<Buffer>,
     /// How many index entries were read for each list.
     entries: Option<Buffer>,
-    /// For each query head, the share of the mass that its selection leaves over; and the value that represents what was not selected.
+    /// For each query head, the unselected tokens' share of the mass; and for each KV head, the value that represents these tokens.
     shares: Option<Buffer>,
     values: Option<Buffer>,
-    /// Query heads, KV heads and channels of a value, if something is left over.
+    /// Query heads, KV heads and channels of a value, if unselected tokens are represented.
     rest: Option<[usize; 3]>,
     rows: usize,
     layout: TokenListLayout,
@@ -36,11 +36,11 @@ pub struct TokenLists {
 /// What lists of tokens hold, and how long they are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TokenListLayout {
-    /// Lists of a row.
+    /// Number of lists of a row.
     lists: usize,
-    /// Most tokens of a list.
+    /// The most tokens of a list.
     most: usize,
-    /// Expected number of tokens of a list, by which work is divided evenly.
+    /// The expected number of tokens of a list, by which work is divided evenly.
     expected: usize,
     /// Whether lists also hold what is subtracted from each token's logit.
     is_weighted: bool,
@@ -78,8 +78,8 @@ pub struct TokenList<'a> {
 }
 
 impl TokenLists {
-    /// Reserves lists of this layout for rows whose tokens are below `ends`, one for each row. A launcher must write all of them. What was
-    /// fetched of earlier tokens is attended no more.
+    /// Reserves lists of this layout for rows whose tokens are below `ends`, one for each row. A launcher must write all of them. Copies
+    /// fetched for earlier tokens are no longer attended.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -99,8 +99,8 @@ impl TokenLists {
         Ok(())
     }
 
-    /// Reserves what the selections of `heads` query heads of each row leave over: a share of the mass of the selected and the unselected
-    /// tokens together, and for each KV head a value `[d]` that represents the unselected tokens.
+    /// Reserves memory for what represents the unselected tokens: their share of the mass of all candidates for each of `heads` query
+    /// heads of each row, and a value `[d]` for each KV head.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -115,7 +115,7 @@ impl TokenLists {
         gpu.reserve(&mut self.values, 4 * kv_heads * d)
     }
 
-    /// Addresses of the shares `[row][head]` from row `first` on, and of the values `[kv_head][d]`.
+    /// Returns the addresses of the shares `[row][head]` from row `first` on, and of the values `[kv_head][d]`.
     pub(super) fn rests(&self, first: usize, rows: usize) -> [u64; 2] {
         let [heads, kv_heads, d] = self.rest.expect("`reserve_rests` reserved the shares of unselected tokens");
         assert!(first + rows <= self.rows, "rows {first} to {} do not lie in {} rows", first + rows, self.rows);
@@ -124,7 +124,8 @@ impl TokenLists {
         [shares.address(4 * first * heads, 4 * rows * heads), values]
     }
 
-    /// Addresses of the share that a query head of a row leaves over, and of the value that represents it; `None` if nothing is left over.
+    /// Returns the addresses of the unselected tokens' share for a query head of a row, and of the value that represents these tokens;
+    /// `None` if they are not represented.
     ///
     /// # Panics
     /// If there is no such row or head.
@@ -135,13 +136,13 @@ impl TokenLists {
         Some([shares + 4 * head as u64, values + (4 * (head / (heads / kv_heads)) * d) as u64])
     }
 
-    /// Copies the shares that the query heads of a row leave over to the host.
+    /// Copies the unselected tokens' shares of the query heads of a row to the host.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If nothing is left over.
+    /// If unselected tokens are not represented.
     pub fn download_shares(&self, gpu: &Gpu, row: usize) -> Result<Vec<f32>, GpuError> {
         let [heads, ..] = self.rest.expect("`reserve_rests` reserved the shares of unselected tokens");
         let mut shares = vec![0.0; heads];
@@ -149,13 +150,13 @@ impl TokenLists {
         Ok(shares)
     }
 
-    /// Becomes a copy of one row of `from`, without weights and without shares left over.
+    /// Makes these lists a copy of one row of `from`, whose lists must have no weights and no shares of unselected tokens.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If there is no such row.
+    /// If there is no such row, or the lists of `from` have weights or such shares.
     pub fn keep(&mut self, gpu: &Gpu, from: &Self, row: usize) -> Result<(), GpuError> {
         let TokenListLayout { lists, most, .. } = from.layout;
         assert!(
@@ -192,7 +193,7 @@ impl TokenLists {
         self.layout.lists
     }
 
-    /// Most tokens of a list.
+    /// The most tokens of a list.
     pub fn most(&self) -> usize {
         self.layout.most
     }
@@ -202,7 +203,7 @@ impl TokenLists {
         self.layout.expected
     }
 
-    /// One list of a row.
+    /// Returns one list of a row.
     ///
     /// # Panics
     /// If there is no such list.
@@ -228,7 +229,7 @@ impl TokenLists {
         Ok(list)
     }
 
-    /// Copies what is subtracted from the logits of one list to the host.
+    /// Copies the weights of one list, which are subtracted from logits, to the host.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -258,20 +259,20 @@ impl TokenLists {
         Ok(entries[0])
     }
 
-    /// Copies the keys and the values of the tokens of one list to the host, as they were fetched.
+    /// Copies the fetched keys and values of the tokens of one list to the host.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If they were not fetched, or nothing waits for them yet.
+    /// If they were not fetched, or no work waits for them yet.
     pub fn download_fetched(&self, gpu: &Gpu, row: usize, list: usize) -> Result<[Vec<u8>; 2], GpuError> {
         let (mut count, index) = ([0u32], self.list(row, list).index);
         gpu.download(reserved(&self.counts, "list lengths"), 4 * index, &mut count)?;
         self.fetched.download(gpu, index * self.layout.most, count[0] as usize)
     }
 
-    /// Address of the weights of all lists from a row on.
+    /// Returns the address of the weights of all lists from a row on.
     pub(super) fn weights(&self, row: usize) -> u64 {
         assert!(self.layout.is_weighted, "the lists have no weights");
         let (rows, first) = (self.rows - row, row * self.layout.lists);
@@ -279,7 +280,7 @@ impl TokenLists {
         weights.address(4 * first * self.layout.most, 4 * rows * self.layout.lists * self.layout.most)
     }
 
-    /// Address of the index entry counts of all lists from a row on.
+    /// Returns the address of the index entry counts of all lists from a row on.
     pub(super) fn entries(&self, row: usize) -> u64 {
         assert!(self.layout.is_counted, "the lists do not count index entries");
         let (rows, first) = (self.rows - row, row * self.layout.lists);
@@ -305,7 +306,7 @@ impl TokenLists {
         );
     }
 
-    /// Addresses of the tokens and of the counts from a row on.
+    /// Returns the addresses of the tokens and of the counts from a row on.
     pub(super) fn addresses(&self, row: usize) -> [u64; 2] {
         let (rows, first) = (self.rows - row, row * self.layout.lists);
         let (tokens, counts) = (reserved(&self.tokens, "token lists"), reserved(&self.counts, "list lengths"));
@@ -315,7 +316,7 @@ impl TokenLists {
 }
 
 impl TokenList<'_> {
-    /// Most tokens of the list.
+    /// The most tokens of the list.
     pub fn most(&self) -> usize {
         self.lists.layout.most
     }
@@ -330,22 +331,22 @@ impl TokenList<'_> {
         self.lists.ends[self.index / self.lists.layout.lists]
     }
 
-    /// Addresses of its tokens and of their count.
+    /// Returns the addresses of its tokens and of their count.
     pub(super) fn addresses(&self) -> [u64; 2] {
         let TokenLists { tokens, counts, layout: TokenListLayout { most, .. }, .. } = self.lists;
         let (tokens, counts) = (reserved(tokens, "token lists"), reserved(counts, "list lengths"));
         [tokens.address(4 * self.index * most, 4 * most), counts.address(4 * self.index, 4)]
     }
 
-    /// Addresses of the keys and of the values of its tokens, each `[most][d]`, if they were fetched; zeros if they were not.
+    /// Returns the addresses of the keys and of the values of its tokens, each `[most][d]`; zeros if they were not fetched.
     ///
     /// # Panics
-    /// If nothing waits for them yet.
+    /// If they are being fetched and no work waits for them yet.
     pub(super) fn fetched(&self) -> [u64; 2] {
         self.lists.fetched.addresses(self.index, self.lists.layout.most)
     }
 
-    /// Address of what is subtracted from its logits; 0 if nothing is.
+    /// Returns the address of what is subtracted from its logits; 0 if nothing is.
     pub(super) fn weights(&self) -> u64 {
         let TokenLists { weights, layout: TokenListLayout { most, is_weighted, .. }, .. } = self.lists;
         let weights = weights.as_ref().filter(|_| *is_weighted);

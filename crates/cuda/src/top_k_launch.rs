@@ -10,21 +10,21 @@ use super::{Gpu, GpuError, failed};
 
 /// Threads of a block that selects from a list alone.
 const THREADS: u32 = 1024;
-/// Scores of a list from which on a cluster of blocks selects from it.
+/// The fewest scores of a list for which a cluster of blocks selects from it.
 const CLUSTERED: usize = 4096;
-/// Lists up to which clusters are larger, so that all processors have work.
+/// The most lists for which clusters are larger, so that all multiprocessors have work.
 const FEW_LISTS: usize = 32;
 /// Threads of a block of a cluster.
 const CLUSTER_THREADS: u32 = 512;
-/// Bytes of shared memory of a block of a cluster, without two bits for each of its scores.
+/// Bytes of shared memory of a block of a cluster, besides two bits for each of its scores.
 const CLUSTER_SHARED: usize = 66 << 10;
-/// Scores of a block of a cluster: a multiple of this,
+/// The number of scores of a block of a cluster is a multiple of this.
 const CHUNK: usize = 128;
-/// and at most this many.
+/// The most scores of a block of a cluster.
 const LARGEST_CHUNK: usize = 1 << 19;
 
-/// Size of the cluster of blocks that selects from each of `lists` lists of `columns` scores: as few blocks as hold all candidates of
-/// the selection, but more where there are few lists.
+/// Returns the size of the cluster of blocks that selects from each of `lists` lists of `columns` scores: as few blocks as hold all
+/// candidates of the selection, but more where there are few lists.
 fn cluster_of(lists: usize, columns: usize) -> usize {
     match (lists <= FEW_LISTS, columns) {
         (false, ..=0x1_0000) => 2,
@@ -34,9 +34,9 @@ fn cluster_of(lists: usize, columns: usize) -> usize {
 }
 
 impl Gpu {
-    /// Selects the tokens of the pages with the largest scores, in ascending order; of equal scores the earlier page. `chosen` has the
-    /// number of pages for each row of `lists`, and `ends` where the candidates of each end; `None` if they all end with the pages. The
-    /// scores are those of the rows from `first` on.
+    /// Selects the tokens of the pages with the largest scores, in ascending order; of equal scores the earlier page. For each row of
+    /// `lists`, `chosen` has the number of pages, and `ends` the end of the candidates; `None` if they all end with the pages. The scores
+    /// are those of the rows from `first` on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -108,8 +108,8 @@ impl Gpu {
         unsafe { launch.launch(grid) }.map_err(failed("selecting pages"))
     }
 
-    /// Selects the tokens of the fewest pages with the largest scores that hold a share of the mass of all pages, and at least `least`
-    /// pages, in ascending order; of equal scores the earlier page. A page's mass is `exp(scale * score)`. The scores are those of the rows
+    /// Selects, in ascending order, the tokens of the fewest pages with the largest scores that hold a share of the mass of all pages, but
+    /// of at least `least` pages; of equal scores the earlier page. A page's mass is `exp(scale * score)`. The scores are those of the rows
     /// of `lists` from `first` on.
     ///
     /// # Errors

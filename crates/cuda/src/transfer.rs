@@ -1,4 +1,4 @@
-//! Memory of a GPU, and of the host where it can use that: allocating it, and copying between them.
+//! Memory of a GPU, and host memory that it can use: allocating and copying it.
 
 use std::sync::PoisonError;
 
@@ -16,29 +16,29 @@ use spattn_kernels::Rows as StoredRows;
 const COPIED: usize = 1 << 18;
 
 impl Buffer {
-    /// Numbers in pinned host memory from byte `offset` on, as the host reads them; `None` if the buffer is on a device. Waits for copies that
-    /// may still write them.
+    /// Returns `count` numbers in pinned host memory from byte `offset` on; `None` if the buffer is on a device. Waits for copies that may
+    /// still write them.
     ///
     /// # Errors
-    /// [`GpuError`], of earlier work on the device.
+    /// [`GpuError`] of earlier work on the device.
     ///
     /// # Panics
-    /// If they do not lie inside the buffer, or `offset` is no place of such numbers.
+    /// If they do not lie inside the buffer, or `offset` is not aligned for such numbers.
     pub fn host_numbers<T: Plain>(&self, offset: usize, count: usize) -> Result<Option<&[T]>, GpuError> {
         if !self.settle().map_err(failed("waiting for copies to host memory"))? {
             return Ok(None);
         }
-        // SAFETY: `settle` waited for all that writes them, and nothing more is enqueued that does while the buffer is borrowed.
+        // SAFETY: `settle` waited for all work that writes them, and no more is enqueued while the buffer is borrowed.
         let Some(bytes) = (unsafe { self.on_host_bytes(offset, count * size_of::<T>()) }) else { return Ok(None) };
         let start = bytes.as_ptr().cast::<T>();
         assert!(start.is_aligned(), "numbers at byte {offset} are not aligned");
-        // SAFETY: as many bytes are borrowed, at an aligned place; any bytes are valid `Plain` numbers.
+        // SAFETY: as many bytes are borrowed, at an aligned address; any bytes are valid `Plain` numbers.
         Ok(Some(unsafe { std::slice::from_raw_parts(start, count) }))
     }
 }
 
 impl Gpu {
-    /// Allocates memory of `bytes` bytes, all zero.
+    /// Allocates `bytes` bytes of device memory, all zero.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -79,7 +79,7 @@ impl Gpu {
         Ok(())
     }
 
-    /// As [`reserve`](Self::reserve); returns the buffer.
+    /// Like [`reserve`](Self::reserve); returns the buffer.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
@@ -98,7 +98,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Copies numbers to the device, to byte `offset` of a buffer and on.
+    /// Copies numbers to the device, to byte `offset` of a buffer and on. Waits for earlier work if the buffer is in host memory.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -170,7 +170,7 @@ impl Gpu {
             // SAFETY: the range lies inside the buffer as checked above, and the pinned memory is not touched before the copy is done.
             unsafe { memcpy_dtoh_async(landed, at, self.stream.cu_stream()) }.map_err(failed("copying to the host"))?;
             self.synchronize()?;
-            // Several threads copy: the first write to pages that are new to the process is slow.
+            // Several threads copy, because the first write to pages that are new to the process is slow.
             match may_deal() {
                 true => {
                     let pieces = piece.par_chunks_mut(COPIED).zip(landed.par_chunks(COPIED));
@@ -182,7 +182,7 @@ impl Gpu {
         if len == 0 { self.synchronize() } else { Ok(()) }
     }
 
-    /// As [`download`](Self::download), into new memory.
+    /// Like [`download`](Self::download), into new memory.
     pub(super) fn downloaded<T: Plain + Default>(
         &self,
         buffer: &Buffer,
@@ -215,15 +215,15 @@ impl Gpu {
         }
         to.note_written();
         self.context.bind_to_thread().map_err(failed("binding its context to a thread"))?;
-        // SAFETY: both ranges lie inside their buffers as checked above, and buffers are freed in the order of the stream. Addresses of pinned
-        // memory are those of the device, too.
+        // SAFETY: both ranges lie inside their buffers as checked above, and buffers are freed in the order of the stream. Pinned memory
+        // has the same address on the device.
         unsafe { cuMemcpyAsync(target, source, len, self.stream.cu_stream()) }
             .result()
             .map_err(failed("copying between buffers"))
     }
 
-    /// Copies `rows` pieces of `len` bytes from one buffer to another, in the order of the stream: the piece `i` is from `from.1 + i * from.2` on,
-    /// and goes to `to.1 + i * to.2`.
+    /// Copies `pieces` pieces of `len` bytes from one buffer to another, in the order of the stream: piece `i` goes from byte
+    /// `from.1 + i * from.2` to byte `to.1 + i * to.2`.
     ///
     /// # Errors
     /// [`GpuError`].

@@ -1,4 +1,4 @@
-//! A tree search for the blocks of keys with the highest scores.
+//! A tree search for the blocks of keys with the highest scores (HiP).
 
 use std::ops::Range;
 
@@ -11,14 +11,14 @@ use super::scores::Scores;
 use super::token_lists::{TokenListLayout, TokenLists};
 use super::{Buffer, Gpu, GpuError, failed};
 
-/// Threads of a block of threads, and branches that it scores.
+/// Threads of a CUDA block, and branches that it scores.
 const THREADS: u32 = 128;
 const BRANCHES: usize = 64;
-/// Most queries that can search together on tensor cores.
+/// The most queries that can search together on tensor cores.
 const TILE_QUERIES: usize = 16;
 /// Threads of a block that writes tokens.
 const WRITERS: u32 = 1024;
-/// Most rounds of a search.
+/// The most rounds of a search.
 const ROUNDS: usize = 32;
 /// Bytes of a span of blocks of keys.
 const SPAN_BYTES: usize = 8;
@@ -28,9 +28,9 @@ const SPAN_BYTES: usize = 8;
 pub struct Tree {
     /// The candidates.
     pub tokens: Range<usize>,
-    /// Tokens of a block.
+    /// Number of tokens of a block.
     pub size: usize,
-    /// Every how many keys of a branch's representative block one is scored.
+    /// One of every `stride` keys of the block that represents a branch is scored.
     pub stride: usize,
     /// Whether the last of every `stride` keys is scored, instead of the first.
     pub last: bool,
@@ -58,18 +58,18 @@ fn rounds(blocks: usize, keep: usize) -> u32 {
     }
 }
 
-/// Candidates of rows that follow the prefix.
+/// Candidates of rows after the prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct TreeTails<'a> {
-    /// Tokens of the prefix.
+    /// Number of tokens of the prefix.
     pub prefix_tokens: usize,
     /// Where the candidates of each row end.
     pub ends: &'a [usize],
-    /// Keys of each row's sequence behind the prefix.
+    /// Keys of each row's sequence after the prefix.
     pub keys: &'a [Cache<'a>],
 }
 
-/// As the kernel's struct `Behind`.
+/// Mirrors the kernel's struct `Behind`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct DeviceTails {
@@ -78,14 +78,14 @@ struct DeviceTails {
     unused: u32,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernel's struct.
 unsafe impl DeviceRepr for DeviceTails {}
 
 /// Words of a row as kernels read it.
 const ROW_WORDS: usize = 3;
 
 impl TreeTails<'_> {
-    /// The rows as kernels read them, whose candidates begin with token `first`.
+    /// Returns the rows as kernels read them; their candidates begin with token `first`.
     ///
     /// # Panics
     /// If a row has candidates beyond its keys.
@@ -103,7 +103,7 @@ impl TreeTails<'_> {
     }
 }
 
-/// As the kernel's struct `Tree`.
+/// Mirrors the kernels' struct `Tree`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeviceTree {
@@ -114,7 +114,7 @@ pub(super) struct DeviceTree {
     representative: f64,
 }
 
-// SAFETY: as the kernel's struct.
+// SAFETY: laid out as the kernels' struct.
 unsafe impl DeviceRepr for DeviceTree {}
 
 impl DeviceTree {
@@ -129,7 +129,7 @@ impl DeviceTree {
     }
 }
 
-/// MemoryUse for the state between the rounds of a search.
+/// Memory for the state between the rounds of a search.
 #[derive(Debug, Default)]
 pub struct TreeWorkspace {
     spans: [Option<Buffer>; 2],
@@ -142,10 +142,10 @@ pub struct TreeWorkspace {
 }
 
 impl Gpu {
-    /// The tokens of the blocks that a search finds for the queries of each row, into `lists`, which have room for them: by
-    /// query head, or by KV head, whose heads then search together. `keeps` says how many blocks are kept for each row. The
-    /// lists' [entries](crate::TokenListLayout::counted) are the keys that were scored. The candidates of rows are those of the tree,
-    /// and go on to those of `tails`.
+    /// Searches for key blocks with the queries of each row, and writes their tokens to `lists`, which must have room for them: by
+    /// query head, or by KV head, whose query heads then search together. `keeps` has the number of blocks that are kept for each
+    /// row. The lists' [entries](crate::TokenListLayout::counted) are the keys that were scored. A row's candidates are those of the
+    /// tree, followed by those of `tails`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -188,7 +188,7 @@ impl Gpu {
             }
             None => vec![tree.tokens.len(); rows],
         };
-        // Blocks that are kept and blocks that there are, of each row.
+        // For each row, how many blocks are kept, and how many there are.
         let kept_of: Vec<(usize, usize)> = keeps
             .numbers()
             .iter()
