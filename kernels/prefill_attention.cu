@@ -278,7 +278,7 @@ template <typename T, int D> struct Rows {
         wgmma_commit();
     }
 
-    // Masks the keys of a tile behind the two rows' positions, which count from the tile's first key and the lane's column.
+    // Masks the keys of a tile after the two rows' positions, which count from the tile's first key and the lane's column.
     __device__ __forceinline__ void mask(int position) {
 #pragma unroll
         for (int i = 0; i < S::KEYS / 8; ++i) {

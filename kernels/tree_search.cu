@@ -17,7 +17,7 @@ constexpr int UNROLL = 2;
 constexpr int ROUNDS = 32;
 constexpr uint32_t MARK = 1u << 31;
 
-// The candidates of a row of which some follow the prefix: how many, and keys `[kv_head][stride]` of its own sequence behind the prefix.
+// The candidates of a row some of which follow the prefix: how many, and keys `[kv_head][stride]` of its own sequence behind the prefix.
 struct TreeRow {
     const void* keys;
     unsigned long long stride;
