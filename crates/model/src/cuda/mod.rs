@@ -4,11 +4,11 @@
 //! How tokens are selected in a decode step depends on the method:
 //!
 //! - Methods with a [device form](spattn_attention::DeviceForm) select on the GPU, into lists that are attended there. Within a step,
-//! nothing waits for the host. The same holds for sequences that attend static tokens only.
+//!   nothing waits for the host. The same holds for sequences that attend static tokens only.
 //! - All other methods select on the host, by the code that every engine uses: the step's queries, keys and values are copied to the
-//! host, the lists of selected tokens are copied back, and the GPU attends them.
+//!   host, the lists of selected tokens are copied back, and the GPU attends them.
 //! - Methods that also attend on the host what they select there get only the queries, with codes that the GPU made of them. Their partial
-//! softmaxes are copied back, and the GPU merges them with those of the static tokens.
+//!   softmaxes are copied back, and the GPU merges them with those of the static tokens.
 //! - Methods whose selection is independent of the data also select on the host, but nothing is copied to it.
 //!
 //! A layer of the prefix that is not in host memory is copied to the host when host code first reads it. Rows that are attended at
