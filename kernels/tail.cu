@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 struct TailRow {
-    // Keys of the row's own sequence behind the prefix, `[kv_head][capacity][d]`, and 16-byte pieces from one KV head to the next.
+    // Keys of the row's tail, `[kv_head][capacity][d]`, and 16-byte pieces from one KV head to the next.
     const uint4* keys;
     unsigned long long stride;
     // The first of the candidates, and their number.

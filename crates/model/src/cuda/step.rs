@@ -369,8 +369,8 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether the launches of a step with so many rows can be recorded. Products of several rows are computed by a
-    /// library, which may do more than launch kernels.
+    /// Whether the launches of a step with this many rows can be recorded. Products of several rows are computed by a library, which may do
+    /// more than launch kernels.
     pub(super) fn repeats(&self, rows: usize) -> bool {
         rows == 1 && self.config.hidden_size.is_multiple_of(8) && self.routes_on_device()
     }
