@@ -22,9 +22,9 @@ struct Unit {
     // The selected tokens, and a number for each: a weight, or what is subtracted from its logit; null for none.
     const uint32_t* tokens;
     const float* weights;
-    // How many tokens are selected, if the device selected them; null if `picked` says it.
+    // How many tokens are selected, if the device selected them; null if `picked` says so.
     const uint32_t* count;
-    // Keys and values of the selected tokens, `[picked][d]` in their order, where they were copied to beforehand; null if they were not.
+    // Keys and values of the selected tokens, `[picked][d]` in their order, if they were copied beforehand; null if not.
     const void* fetched_keys;
     const void* fetched_values;
     uint32_t tail_capacity;
@@ -42,7 +42,7 @@ struct Unit {
     // The unit's first block, and its first partial.
     uint32_t first_block;
     uint32_t first_partial;
-    // Tokens of a span. If only the device knows the number of tokens, `spans` says into how many spans they are cut, else it is 0.
+    // Tokens of a span. If only the device knows the number of tokens, `spans` is the number of spans that they are cut into; otherwise 0.
     uint32_t span;
     uint32_t spans;
 };
@@ -97,7 +97,7 @@ struct Head {
     // Share and vector, if the device computed them; else null.
     const float* rest_share;
     const float* rest_vector;
-    // A partial softmax that was computed elsewhere, as the others; null for none.
+    // A partial softmax that was computed elsewhere, in the same layout; null for none.
     const float* given;
 };
 
@@ -110,7 +110,7 @@ template <typename T> struct Merging {
     const float* vectors;
     T* out;
     float* wide;
-    // A logit without a value for each query head of a row, of which there are `row_heads`; null for none.
+    // A sink logit, which has no value, for each of a row's `row_heads` query heads; null for none.
     const float* sinks;
     uint32_t row_heads;
 };

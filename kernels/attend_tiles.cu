@@ -84,7 +84,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
     const uint32_t start = own.x + warp * TILE;
     const uint32_t tiles = start < end ? (end - start + STEP - 1) / STEP : 0;
     uint32_t row = tiles > 0 ? row_of(start + lane % TILE) : 0, asked = 0;
-    // Requests the next tile, if there is one. A copy group is committed either way, so that groups can be counted.
+    // Requests the next tile, if there is one. A copy group is committed in either case, so that waiting can count groups.
     auto ask = [&] {
         if (asked < tiles) {
             Tile<T, D>& to_tile = ring[asked % STAGES];
@@ -200,7 +200,7 @@ __device__ void attend(const Unit& unit, int span_index, const Prefix<T>& prefix
         }
         __syncwarp();
     }
-    // Nothing more is read of keys and values.
+    // Keys and values are not read any more.
     let_next_start();
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -228,7 +228,7 @@ template <typename T, int D>
 __device__ __forceinline__ void attend_block(const Unit* units, int count, const Prefix<T>& prefix, const T* queries,
                                              uint32_t heads, uint64_t row_stride, float scale, const Merging<T>& to) {
     __shared__ Unit unit;
-    // The host sends units, so no kernel writes them.
+    // Units come from the host, so they can be read before earlier kernels have ended.
     const int own = unit_of_block(units, count);
     if (threadIdx.x < sizeof(Unit) / 4)
         reinterpret_cast<uint32_t*>(&unit)[threadIdx.x] = reinterpret_cast<const uint32_t*>(units + own)[threadIdx.x];

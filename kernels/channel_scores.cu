@@ -2,7 +2,7 @@
 // so that the few channels that a query chooses are read in long stretches.
 //
 // A score is q̂·k / τ with τ = √(d·‖q̂‖₁/‖q‖₁), where q̂ is the query on its channels: an estimated logit. `rest_shares` computes from
-// these logits which share of the softmax the candidates have that were not selected.
+// these logits the share of the softmax that falls to the candidates that were not selected.
 #include "common.cuh"
 
 constexpr int THREADS = 128;

@@ -14,7 +14,7 @@ constexpr int DIGIT = 11, BINS = 1 << DIGIT;
 
 // Shared memory of every block of THREADS threads. `scan` is for block sums.
 template <int CLUSTER, int THREADS> struct Counted {
-    // Counts of this block, and behind them those of the whole cluster.
+    // Counts of this block, followed by those of the whole cluster.
     uint32_t bins[2 * BINS];
     uint32_t scan[THREADS / 32];
     uint32_t chosen[3];

@@ -1,4 +1,4 @@
-// Hash tables of keys by random hyperplanes, and the tokens that collide with queries in them, weighted by the probability of that
+// Hash tables of keys by random hyperplanes, and the tokens that collide with queries in them, weighted by their probability of colliding
 // (MagicPIG).
 //
 // A vector's code in a table has a bit for each of the table's planes: whether the vector lies on the side of the normal. A table holds all
@@ -19,8 +19,8 @@ constexpr int SAMPLERS = 512, WARPS = SAMPLERS / 32, AHEAD = 4;
 // Threads that process one key, 8 channels each, and keys that they load at a time.
 constexpr int LANES = WIDEST / PIECE, KEYS_AHEAD = 4;
 
-// The number of tables and of planes in each, and a table from a token's probability to what is subtracted from its logit: entries at equal
-// steps of the sine of half the angle, up to `farthest`. Beyond that, the value is computed.
+// The number of tables and of planes in each, and a table of the logarithms of probabilities, which are subtracted from logits: entries at
+// equal steps of the sine of half the angle, up to `farthest`. Beyond that, the value is computed.
 struct Sampling {
     uint32_t bits;
     uint32_t tables;
@@ -231,7 +231,7 @@ __device__ void meet_collisions(const uint16_t* codes, int group, uint32_t token
     __syncthreads();
     uint32_t read = 0;
     for (uint32_t of = warp; of < sampling.tables; of += 32 * WARPS) {
-        // A lane loads the bounds of one of the warp's tables, so no bound waits for another table's tokens.
+        // Each lane loads the bounds of one of the warp's tables, so no bound waits for another table's tokens.
         const uint32_t table = of + lane * WARPS;
         uint32_t start = 0, end = 0;
         if (table < sampling.tables) {

@@ -1,5 +1,5 @@
-// Counts the selected tokens in lists: how many each query head attends, how many distinct ones its group reads, and how many of those that
-// one selection has another one lacks.
+// Counts the selected tokens in lists: how many each query head attends, how many distinct ones its group reads, and how many tokens of one
+// selection are missing from another.
 #include <cstdint>
 #include <cuda_runtime.h>
 
@@ -53,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t
     if (threadIdx.x % 32 == 0 && different > 0) atomicAdd(sums + blockIdx.x, times * different);
 }
 
-// Blocks: lists, rows. Of the tokens of a list in `wanted`, counts all and those that the same list of `picked` lacks; both are
-// `[row][list][most]`, without a token twice in a list, all in [first, end). `counters` holds the address of each row's counters, of which
-// this layer's two begin at `offset`.
+// Blocks: lists, rows. Counts the tokens of each list in `wanted`, and those of them that the same list of `picked` lacks. Both are
+// `[row][list][most]`, without a token twice in a list, all in [first, end). `counters` holds the address of each row's counters; this
+// layer's two begin at `offset`.
 extern "C" __global__ void __launch_bounds__(THREADS) count_missing(const uint32_t* wanted, uint32_t wanted_most,
                                                                     const uint32_t* wanted_counts, const uint32_t* picked,
                                                                     uint32_t picked_most, const uint32_t* picked_counts,

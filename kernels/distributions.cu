@@ -1,7 +1,7 @@
-// Distributions over a vocabulary, given by rows of logits: the sum of their exponentials, and how far one is from another, in f64.
+// Distributions over a vocabulary, given by rows of logits: their sums of exponentials, and the KL divergence between two, in f64.
 //
-// Sums are those of the host's `distribution` to the bit: sixteen sums run beside each other, of every sixteenth term each, and are added in
-// order; the exponential is the same series, and nothing is fused.
+// Results equal those of the host's `distribution` bit for bit: sixteen partial sums each take every sixteenth term and are then added in
+// order, the exponential is the same series, and no product is fused with a sum.
 #include "greatest.cuh"
 
 constexpr int THREADS = 1024;
@@ -11,7 +11,7 @@ constexpr uint32_t CHUNK = 2048;
 
 // Below this, e^x is as good as 0 beside the 1 of the largest logit.
 constexpr double LOWEST = -708.0;
-// Added to a number of less than 2^51, it leaves the nearest integer in the lowest bits of the sum.
+// Added to a number below 2^51, this leaves the nearest integer in the lowest bits of the sum.
 constexpr double ROUND = 6755399441055744.0;
 constexpr double LOG2_E = 1.44269504088896340736;
 
@@ -46,7 +46,7 @@ template <typename Term> __device__ double summed(uint32_t columns, Term term) {
     for (uint32_t first = 0, turn = 0; first < columns; first += CHUNK, turn ^= 1) {
         const uint32_t count = min(CHUNK, columns - first);
         for (uint32_t i = threadIdx.x; i < count; i += THREADS) terms[turn][i] = term(first + i);
-        // Terms of this turn are written again in the turn after next, behind the barrier of the next, which the lanes reach when they are done.
+        // These terms are overwritten in the turn after next, after the next turn's barrier. The lanes sum them before they reach it.
         __syncthreads();
         if (threadIdx.x < LANES) {
 #pragma unroll 8
@@ -60,18 +60,18 @@ template <typename Term> __device__ double summed(uint32_t columns, Term term) {
     return sum;
 }
 
-// What is found of a row of logits.
+// The results for one row of logits.
 struct Row {
-    // Of the exponentials of the logits less the largest.
+    // The sum of exp(logit - largest).
     double sum;
     float largest;
     float of_target;
-    // The first column with the largest.
+    // The first column with the largest logit.
     uint32_t top;
     uint32_t finite;
 };
 
-// Blocks: rows. Of logits `[row][columns]` and a target column for each, which is below `columns`, finds each `Row`.
+// Blocks: rows. Computes the `Row` of each row of logits `[row][columns]`, given a target column below `columns` for each.
 extern "C" __global__ void __launch_bounds__(THREADS)
     row_sums(const float* logits, uint32_t columns, const uint32_t* targets, Row* found) {
     const float* own = logits + static_cast<uint64_t>(blockIdx.x) * columns;
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) found[blockIdx.x] = Row{sum, largest, own[targets[blockIdx.x]], greatest.column, greatest.all_finite};
 }
 
-// Blocks: rows. Of two distributions a row, p of `logits` and q of `others` with the logarithms of their sums, `Σ p (ln p - ln q)`.
+// Blocks: rows. Computes `Σ p (ln p - ln q)` for each row: p is given by `logits`, q by `others`, with the logarithms of their sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     row_divergences(const float* logits, const double* log_z, const float* others, const double* other_log_z,
                     uint32_t columns, double* found) {

@@ -1,7 +1,7 @@
 // Independent draws of candidates from the softmax of their scores: which are drawn, and how often.
 //
 // A draw is a random number below 1, times the total mass. It selects the first candidate whose inclusive prefix sum of masses exceeds it.
-// The random numbers are 53 of every 64 bits of ChaCha8, with a key for each list; the CPU draws the same.
+// The random numbers are 53 of every 64 bits of ChaCha8, with a key for each list, as on the CPU.
 #include "mass.cuh"
 
 // Words of a key, and of a ChaCha block.

@@ -1,19 +1,19 @@
-// Experts: which of them rows pass, and the products of few rows with those; for many rows, rows are gathered expert by expert for matrix
-// products, and their outputs are added.
+// Mixture of experts: the choice of each row's experts, and the products of few rows with them. For many rows, the rows of one expert at a
+// time are gathered for a matrix product, and the outputs are added.
 //
 // Rows are `[hidden]` of the storage type T, matrices `[outputs][inputs]` of the same type, inputs a multiple of 8; sums are f32. `table`
 // holds the addresses of the matrices of all experts, and `biases` those of their biases, `[outputs]` f32, or is null. A slot is a row and
-// one of the `used` experts that it passes: number row * used + j, where j counts the row's experts in the order of their numbers.
+// one of its `used` experts: number row * used + j, where j counts the row's experts in the order of their numbers.
 #include "common.cuh"
 
 constexpr int WARPS = 4;
-// As in the launchers.
+// The same as in the launchers.
 constexpr int MOST_EXPERTS = 512;
 
 template <typename T> constexpr int UNROLL_OF = sizeof(T) == 2 ? 8 : 4;
 
-// For each row of logits `[count]`, the `used` experts of the largest ones, at most 32, in the order of their numbers; and their weights:
-// softmax among all experts, or among those that are used. Of equal logits, that of the lower expert counts as larger. A warp a row.
+// For each row of logits `[count]`, chooses the `used` experts (at most 32) with the largest ones, in the order of their numbers. Their
+// weights are the softmax over all experts, or over the chosen ones. Of equal logits, the lower expert's counts as larger. A warp a row.
 extern "C" __global__ void __launch_bounds__(32)
     route(const float* logits, int count, int used, int among_used, uint32_t* chosen, float* weights) {
     constexpr int EACH = MOST_EXPERTS / 32;
@@ -120,7 +120,7 @@ template <typename T> __device__ void gather_rows(const T* x, const uint32_t* ro
     for (int i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }
 
-// out[rows[i]] += weights[i] * y[i], for rows of which each is there once.
+// out[rows[i]] += weights[i] * y[i], where no row occurs twice.
 extern "C" __global__ void add_weighted(const float* y, const uint32_t* rows, const float* weights, float* out, int width) {
     const float* from = y + static_cast<size_t>(blockIdx.x) * width;
     float* to = out + static_cast<size_t>(rows[blockIdx.x]) * width;

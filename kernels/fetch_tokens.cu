@@ -1,12 +1,12 @@
-// Copies the keys and values of selected tokens beside each other in the memory of the device, in the order of their lists. They come from a
-// prefix, which may be in host memory, or from a cache of its tokens in the memory of the device; and from what follows the prefix. The kernel
-// runs beside those of attention, on few blocks: the bus is busy with what a few of them ask for.
+// Gathers the keys and values of selected tokens in device memory, in the order of their lists. They come from a prefix, which may be in
+// host memory; from a cache of its tokens in device memory; and from the tail. The kernel runs at the same time as attention, on few
+// blocks, because the requests of a few keep the bus busy.
 #include <cuda_runtime.h>
 
 #include "token_cache.cuh"
 
 constexpr int THREADS = 256;
-// Pieces that a thread asks for before it writes the first.
+// Pieces that a thread loads before it writes the first.
 constexpr int UNROLL = 8;
 
 // Keys and values, `[kv_head][stride]` in pieces of 16 bytes.
@@ -16,9 +16,9 @@ struct Rows {
     unsigned long long stride;
 };
 
-// Blocks: parts of a list (x), lists (y), of which a block takes several in turn if there are more. Tokens are `[list][most]`, their numbers
-// `counts` `[list]`; a KV head has `lists_each` lists. A key and a value take `pieces` pieces. A cache without `slot_of` is none; tokens that it
-// does not have are read from the prefix. Writes keys and values, each `[list][most][pieces]`.
+// Blocks: parts of a list (x), lists (y); a block takes several lists in turn if there are more. Tokens are `[list][most]`, and `counts`
+// `[list]` of them are valid; a KV head has `lists_each` lists. A key and a value take `pieces` pieces each. Without `slot_of` there is no
+// cache; tokens that the cache lacks are read from the prefix. Writes keys and values, each `[list][most][pieces]`.
 extern "C" __global__ void __launch_bounds__(THREADS) fetch_tokens(const uint32_t* tokens, uint32_t most, const uint32_t* counts,
                                                                    uint32_t lists, uint32_t lists_each, const Rows prefix,
                                                                    uint32_t prefix_tokens, const Rows tail, uint32_t pieces,

@@ -9,14 +9,14 @@ constexpr int THREADS = 256;
 constexpr int TILE = 64, SIDE = 16, EACH = TILE / SIDE;
 // Terms of a product that are loaded at a time.
 constexpr int STAGE = 16;
-// What a block finds of a chunk of rows: the products of two tiles of channels, and the sums of the channels of the first.
+// What a block computes for a chunk of rows: the products of two tiles of channels, and the sums of the channels of the first.
 constexpr int PART = TILE * TILE + TILE;
 // Threads of a block that computes norms, each of one value, and channels that are loaded at a time.
 constexpr int NORM_THREADS = 128, NORM_CHANNELS = 32;
 
 static_assert(SIDE * SIDE == THREADS, "a thread for each square of sums");
 
-// `[term][place in the tile]`, with a number more in each row, so that the terms of a place lie in different banks.
+// `[term][place in the tile]`. Each row has one number more, so that the terms of a place lie in different banks.
 using Stage = double[STAGE][TILE + 1];
 
 // Adds the products of two stages to a thread's sums: of places `threadIdx.x / SIDE + SIDE * i` and `threadIdx.x % SIDE + SIDE * j`.
@@ -34,15 +34,15 @@ __device__ __forceinline__ void add_products(const Stage& left, const Stage& rig
     }
 }
 
-// Of `count` rows `[row][head][d]`, a `PART` for each chunk of a head's rows and each pair of tiles of channels, `[head][chunk][pair]`. The
-// first tile of a pair is not behind the second; pairs are ordered by the second, then by the first. Blocks: heads, chunks, pairs.
+// For `count` rows `[row][head][d]`, a `PART` for each chunk of a head's rows and each pair of tiles of channels, `[head][chunk][pair]`.
+// The first tile of a pair does not follow the second; pairs are ordered by the second, then by the first. Blocks: heads, chunks, pairs.
 extern "C" __global__ void __launch_bounds__(THREADS) chunk_moments(const float* rows, uint32_t count, int d, double* parts) {
     __shared__ Stage left, right;
     const int pair = blockIdx.z;
     int second = 0;
     while ((second + 1) * (second + 2) / 2 <= pair) ++second;
     const int first = pair - second * (second + 1) / 2;
-    // The two tiles are then one, which is loaded once.
+    // Then both tiles are the same, and it is loaded once.
     const bool is_diagonal = first == second;
     const float* own = rows + blockIdx.x * d;
     const uint64_t stride = static_cast<uint64_t>(gridDim.x) * d;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) moments_of_chunks(const do
     const int number = blockIdx.y * THREADS + threadIdx.x, product = number - d;
     if (number >= d + d * d) return;
     const int row = product < 0 ? number : product / d, column = product < 0 ? number : product % d;
-    // Products below the diagonal are those above it.
+    // Products below the diagonal equal those above it.
     if (row > column) return;
     const int tiles = (d + TILE - 1) / TILE, pairs = tiles * (tiles + 1) / 2;
     const int first = row / TILE, second = column / TILE, pair = second * (second + 1) / 2 + first;
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) moments_of_chunks(const do
     }
 }
 
-// Of keys `[token][d]`, for each query head of their group with a mean `[d]` and a matrix `[d][d]`: the sum of mean times key, and the
+// For keys `[token][d]` and each query head of their group, with a mean `[d]` and a matrix `[d][d]`: the product of mean and key, and the
 // quadratic form of the matrix, `[head][token][2]`. Without matrices the quadratic forms are 0. Blocks: tiles of tokens, heads.
 template <typename T>
 __device__ void key_forms(const T* keys, uint32_t tokens, int d, const double* means, const double* matrices, double* out) {
@@ -147,8 +147,8 @@ __device__ void key_forms(const T* keys, uint32_t tokens, int d, const double* m
     if (threadIdx.x < count) to[2 * threadIdx.x] = linear;
 }
 
-// Norms of values `[token][d]`. Squares are f32 numbers and are added in the order of the channels, as on the host. Blocks: tokens, of which
-// each thread has one.
+// Norms of values `[token][d]`. Squares are f32 numbers and are added in the order of the channels, as on the host. Blocks: tokens, one for
+// each thread.
 template <typename T>
 __device__ void value_norms(const T* values, uint32_t tokens, int d, double* norms) {
     __shared__ float staged[NORM_THREADS][NORM_CHANNELS + 1];

@@ -1,4 +1,4 @@
-// The greatest of a row of numbers, found by all threads of a block.
+// The greatest number of a row, found by all threads of a block.
 #pragma once
 #include "ordered.cuh"
 
@@ -8,11 +8,11 @@ struct Greatest {
     bool all_finite;
 };
 
-// Finds it for a row of at least one column. All threads of the block call it; a block has whole warps.
+// Finds `Greatest` for a row of at least one column. All threads of the block call it; a block has whole warps.
 __device__ __forceinline__ Greatest greatest_of(const float* row, uint32_t columns) {
     __shared__ unsigned long long of_warps[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
-    // A word that sorts as the number, then the column, counted from the end.
+    // A key that sorts by number, then by column, earlier columns larger.
     unsigned long long best = 0;
     bool finite = true;
     for (uint32_t i = threadIdx.x; i < columns; i += blockDim.x) {

@@ -7,8 +7,8 @@
 #include "common.cuh"
 #include "ordered.cuh"
 
-// A row of a step, as the launcher packs it: what its run holds, with room for `room` heavy hitters; the run's keys behind the prefix (of
-// KV head 0), and the elements between KV heads; tokens in context; the row in the queries, and in the lists.
+// A row of a step, as the launcher packs it: what its run holds, with room for `room` heavy hitters; the run's keys after the prefix (of KV
+// head 0), and the elements between KV heads; tokens in context; the row in the queries, and in the lists.
 struct HoldingRow {
     uint32_t* held;
     unsigned long long room;

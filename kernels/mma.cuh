@@ -25,7 +25,7 @@ __device__ __forceinline__ void multiply<__half>(float (&c)[4], uint32_t a0, uin
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Loads 16 bytes that no other block reads, without allocating them in the first-level cache.
+// Loads 16 bytes that no other block reads, without caching them in L1.
 __device__ __forceinline__ Halves load_once(const void* from) {
     Halves halves;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

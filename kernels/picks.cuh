@@ -31,8 +31,8 @@ struct Cut {
     bool all;
 };
 
-// Writes the tokens of the selected pages to `to`, ascending. Pages cover the tokens [first, end). Returns by how many tokens the last page
-// is shorter than the others, if it is selected, else 0. `shared` has room for 33 numbers.
+// Writes the tokens of the selected pages to `to`, ascending. Pages cover the tokens [first, end). Returns how many tokens the last page
+// lacks if it is selected, else 0. `shared` has room for 33 numbers.
 __device__ __forceinline__ uint32_t write_pages(const float* scores, uint32_t columns, const Cut& cut, uint32_t page,
                                                 uint32_t first, uint32_t end, uint32_t* to, uint32_t* shared) {
     __shared__ uint32_t missing;

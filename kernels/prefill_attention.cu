@@ -134,7 +134,7 @@ template <int D> struct CausalTiles {
     }
     // First key of the j-th tile: from the diagonal back to the start.
     __device__ __forceinline__ int key(int j) const { return (count - 1 - j) * Shape<D>::KEYS; }
-    // The number of tiles, from the first on, that may hold keys behind `position`.
+    // The number of tiles, from the first on, that may hold keys after `position`.
     __device__ __forceinline__ int masked(int position) const {
         return count - min(count, (position + 1) / Shape<D>::KEYS);
     }
@@ -278,7 +278,7 @@ template <typename T, int D> struct Rows {
         wgmma_commit();
     }
 
-    // Masks the keys of a tile behind the two rows' positions, which count from the tile's first key and the lane's column.
+    // Masks the keys of a tile after the two rows' positions, which count from the tile's first key and the lane's column.
     __device__ __forceinline__ void mask(int position) {
 #pragma unroll
         for (int i = 0; i < S::KEYS / 8; ++i) {

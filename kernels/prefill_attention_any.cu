@@ -4,12 +4,11 @@
 //
 // Kernels, by element type; sm_80 and up; d a multiple of 8, from 8 to 256:
 //   prefill_attention_any_{f32,bf16,f16}
-//   prefill_attention_rule_{f32,bf16,f16}   by the rule of a layer: a row sees its last `window` keys, its own included; if cap > 0, a scaled
-//                                           product x becomes cap * tanh(x / cap); if sinks is not null, exp(sinks[h]) is added to the
-//                                           denominator of head h, and to the sum that lse has
-// The 16-bit kernels
-// multiply on tensor cores (mma.m16n8k16) with f32 sums, and round weights to the element type before they are multiplied with values. The
-// f32 kernel computes everything in f32 (no tf32), for parity checks.
+//   prefill_attention_rule_{f32,bf16,f16}   by the rule of a layer: a row sees its last `window` keys, its own included; if cap > 0, a
+//                                           scaled product x becomes cap * tanh(x / cap); if sinks is not null, exp(sinks[h]) is added
+//                                           to the denominator of head h, and to the sum that lse has
+// The 16-bit kernels multiply on tensor cores (mma.m16n8k16) with f32 sums, and round weights to the element type before they are
+// multiplied with values. The f32 kernels compute everything in f32 (no tf32), for parity checks.
 //
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
 //   q    [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8. Row i is at position first + i.

@@ -1,9 +1,9 @@
-// Products of a few rows with a matrix in quantised blocks, limited by the speed of reading the blocks; and dequantising rows of it.
+// Products of a few rows with a matrix in quantised blocks, limited by the speed of reading the blocks; and dequantisation of its rows.
 //
-// W is `[outputs][inputs]` in blocks as GGUF files have them. The launcher takes their fields apart: field i of all blocks is an array of
-// its own, so that all loads are aligned. A unit of 32 numbers is what a thread reads at a time: two halves of 16. A number is
-// scale * code + offset, with one scale and offset for each half. Codes are multiplied as they are, and what they share once:
-// sum (scale c + offset) x = scale sum c x + offset sum x. x is `[rows][inputs]` of a storage type; sums are f32.
+// W is `[outputs][inputs]` in blocks as GGUF files have them. The launcher separates their fields: field i of all blocks is an array of
+// its own, so that all loads are aligned. A thread reads units of 32 numbers: two halves of 16. A number is scale * code + offset, with
+// one scale and offset for each half. Codes are multiplied as they are, and each half's scale and offset are applied once: sum (scale c +
+// offset) x = scale sum c x + offset sum x. x is `[rows][inputs]` of a storage type; sums are f32.
 #include "early.cuh"
 #include "quantised.cuh"
 
@@ -22,7 +22,7 @@ __device__ __forceinline__ Words words_at(const uint8_t* at) {
     return {raw.x, raw.y, raw.z, raw.w};
 }
 
-// Of 16 bytes of codes of four bits, the lower halves are the first half of the unit.
+// Unpacks 16 bytes of four-bit codes: the low nibbles are the first half of the unit, the high nibbles the second.
 __device__ __forceinline__ void put_nibbles(const Words& codes, Unit& unit) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -31,10 +31,10 @@ __device__ __forceinline__ void put_nibbles(const Words& codes, Unit& unit) {
     }
 }
 
-// Four bits as bit 4 of the bytes of a word.
+// Spreads four bits to bit 4 of each byte of a word.
 __device__ __forceinline__ uint32_t fifths(uint32_t bits) { return ((bits & 15u) * 0x00204081u & 0x01010101u) << 4; }
 
-// Adds the highest bits of 32 codes, one after the other.
+// Adds the highest bits of 32 codes, which are given in order.
 __device__ __forceinline__ void add_fifths(uint32_t bits, Unit& unit) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -47,10 +47,10 @@ __device__ __forceinline__ void put_scale(Unit& unit, float scale, float offset)
     unit.scale[0] = unit.scale[1] = scale, unit.offset[0] = unit.offset[1] = offset;
 }
 
-// Each format reads the Raw of a unit, and makes the unit of it later: loads can be in flight meanwhile. `at` is the unit's number within
-// its block.
+// Each format reads the Raw of a unit and unpacks it later, so that loads are in flight meanwhile. `at` is the unit's number within its
+// block.
 
-// What blocks of one unit have in common: halves follow each other.
+// Shared by formats whose blocks are one unit: its halves are consecutive.
 struct Small {
     static constexpr int UNITS = 1;
     static constexpr bool WIDE = false;  // codes of 8 bits, from -128 on, stored with their sign
@@ -127,7 +127,7 @@ __device__ __forceinline__ void put_scales(const Words& head, int part, Unit& un
     grouped_scales(make_uint4(head.word[0], head.word[1], head.word[2], head.word[3]), part, unit.scale, unit.offset);
 }
 
-// What blocks of 256 numbers with groups of 32 have in common: a unit is half of two groups.
+// Shared by formats with blocks of 256 numbers in groups of 32: a unit is half of each of two groups.
 struct Grouped {
     static constexpr int UNITS = 8;
     static constexpr bool WIDE = false;
@@ -169,7 +169,7 @@ struct Q6_K {
     static constexpr int UNITS = 8;
     static constexpr bool WIDE = false;
     struct Raw { Words codes, bits; int8_t scales[2]; __half scale; };
-    // Lower halves of bytes are of the first two quarters of 128 numbers, upper ones of the others.
+    // Low nibbles belong to the first two quarters of 128 numbers, high nibbles to the last two.
     static __device__ __forceinline__ int column(int unit, int half) {
         return 128 * (unit / 4) + 64 * half + 32 * (unit % 4 / 2) + HALF * (unit % 2);
     }
@@ -201,27 +201,27 @@ template <typename F> __device__ __forceinline__ void unit_at(const Fields& from
     F::unpack(F::read(from, block, at), at, unit);
 }
 
-// A byte of a word as a number: for codes below 128 they come with BIAS added, which takes one instruction.
+// Converts a byte of a word to a number. Codes below 128 come with BIAS added, because that takes one instruction.
 template <bool WIDE> constexpr float BIAS = WIDE ? 0.0f : 128.0f;
 
 template <bool WIDE> __device__ __forceinline__ float biased(uint32_t word, int byte) {
     if constexpr (WIDE) {
-        // The code without its sign is the lowest byte of a float of 2^23 and more.
+        // The code plus 128 is the lowest byte of a float from 2^23 on.
         const uint32_t bits = __byte_perm(word ^ 0x80808080u, 0x4b000000u, 0x7440u | byte);
         return __uint_as_float(bits) - (8388608.0f + 128.0f);
     } else {
-        // The code is in the bits of a float from 128 to 256 that count ones.
+        // The code is in the bits that count ones of a float from 128 to 256.
         return __uint_as_float(__byte_perm(word, 0x43000000u, 0x7044u | byte << 8));
     }
 }
 
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
-// Outputs of a warp, which share what is read of x.
+// Outputs of a warp, which share the loads of x.
 constexpr int OUTPUTS = 2;
-// Units of x in shared memory, and from one of the eight parts of units to the next: one more, so that threads use all banks.
+// Units of x in shared memory, and the distance between the eight parts of units: one more, so that threads use all banks.
 constexpr int CHUNK = 128, PITCH = CHUNK + 1;
 
-// Rows of x from the chunk's first unit on, by part of a unit; behind them the sums of halves.
+// Rows of x from the chunk's first unit on, by part of a unit; then the sums of halves.
 template <int ROWS> struct Staged {
     float4 parts[ROWS][8][PITCH];
     float sums[ROWS][2][CHUNK];
@@ -304,7 +304,7 @@ __device__ void gemv(const Fields& w, const void* x, int stored, int rows, void*
             Unit own[OUTPUTS];
 #pragma unroll
             for (int o = 0; o < OUTPUTS; ++o) {
-                // The last output stands in for one that is not there.
+                // The last output stands in for outputs beyond it.
                 const size_t output = min(first_output + o, outputs - 1);
                 unit_at<F>(w, output * row_blocks + unit / F::UNITS, unit % F::UNITS, own[o]);
             }
@@ -326,22 +326,22 @@ __device__ void gemv(const Fields& w, const void* x, int stored, int rows, void*
     }
 }
 
-// For one row of x: a warp keeps what it needs of x in registers and goes from outputs to outputs. Its share of a row of W is SPAN units,
-// two for each thread; so many warps as a row has shares work on the same TILE outputs, and add up in shared memory. A block has `groups`
-// groups of `shares` warps.
+// For one row of x: a warp keeps its part of x in registers and moves from outputs to outputs. Its share of a row of W is SPAN units, two
+// for each thread. As many warps as a row has shares work on the same TILE outputs, and add their sums in shared memory. A block has
+// `groups` groups of `shares` warps.
 //
-// TILE is 2 or 4, the same as in the launcher. Four outputs add up over warps less often. With two there are registers for what is read
-// ahead in every format, and the last round of blocks leaves fewer multiprocessors idle.
+// TILE is 2 or 4, the same as in the launcher. With four outputs, sums are added over warps less often. With two, every format has
+// registers left for what is read ahead, and the last round of blocks leaves fewer multiprocessors idle.
 constexpr int SPAN = 64, TILE = 2, MOST_WARPS = 8;
-// Threads from the sum of an output to that of the next one, see warp_sums.
+// Threads between the sums of neighbouring outputs, see warp_sums.
 constexpr int SUM_STEP = 32 / TILE;
 
-// Adds up a number of each of TILE outputs over a warp; those of output o end in thread SUM_STEP * o.
+// Adds up one number of each of TILE outputs over a warp; the sum of output o ends in thread SUM_STEP * o.
 __device__ __forceinline__ float warp_sums(const float (&sums)[TILE], int lane) {
     float left[TILE];
 #pragma unroll
     for (int o = 0; o < TILE; ++o) left[o] = sums[o];
-    // Half of the threads go on with half of the outputs, until each has one.
+    // Each half of the threads continues with half of the outputs, until each thread has one.
 #pragma unroll
     for (int step = 16, half = TILE / 2; half > 0; step /= 2, half /= 2) {
         const bool upper = lane & step;
@@ -357,13 +357,13 @@ __device__ __forceinline__ float warp_sums(const float (&sums)[TILE], int lane) 
     return sum;
 }
 
-// What a thread reads of TILE rows of W.
+// The units that a thread reads of TILE rows of W.
 template <typename F> struct Tile {
     typename F::Raw raw[TILE][2];
 
-    // Reads its units of row `first + o`.
+    // Reads the thread's units of row `first + o`.
     __device__ __forceinline__ void read(int o, const Fields& w, int first, int outputs, int units, unsigned pair) {
-        // The last output stands in for those that are not there.
+        // The last output stands in for outputs beyond it.
         const size_t row = static_cast<size_t>(min(first + o, outputs - 1)) * (units / F::UNITS);
 #pragma unroll
         for (unsigned u = 0; u < 2; ++u) {
@@ -372,12 +372,12 @@ template <typename F> struct Tile {
         }
     }
 
-    // Of an odd number of units the last one is read twice, and multiplied by zeros.
+    // If the number of units is odd, the last one is read twice and multiplied by zeros.
     static __device__ __forceinline__ unsigned unit_of(unsigned pair, unsigned u, int units) {
         return F::UNITS > 1 ? pair << 1 | u : min(pair << 1 | u, static_cast<unsigned>(units - 1));
     }
 
-    // The product of what was read of row o.
+    // The product of x with the units of row o.
     __device__ __forceinline__ float multiply(int o, unsigned pair, const float4 (&x)[2][2][4], const float (&totals)[2][2]) const {
         float sum = 0.0f;
 #pragma unroll
@@ -452,7 +452,7 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
 #pragma unroll
             for (int o = 0; o < TILE; ++o) {
                 sums[o] = tile.multiply(o, pair, own, totals);
-                // So the next blocks are in flight while these are multiplied, and while sums are added up over warps.
+                // Read here, so that the next blocks are in flight while these are multiplied and while sums are added over warps.
                 if (more) tile.read(o, w, (base + stride + group) * TILE, outputs, units, pair);
             }
         }
@@ -470,7 +470,7 @@ __device__ void gemv_one(const Fields& w, const void* x, int stored, void* out, 
     }
 }
 
-// out[i] = scale * row `first + i` of W, or row `rows[i]` if there are such numbers, for `count` rows; a thread writes a unit.
+// out[i] = scale * row `first + i` of W, or row `rows[i]` unless `rows` is null, for `count` rows; a thread writes a unit.
 template <typename F>
 __device__ void dequantise(const Fields& w, const uint32_t* rows, int first, int count, int units, float scale, void* out,
                            int stored) {

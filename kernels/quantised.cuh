@@ -28,9 +28,9 @@ __device__ __forceinline__ void put(void* out, int stored, size_t at, float numb
     else static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(number);
 }
 
-// Scales and offsets of groups 2 part and 2 part + 1 of a block of 256 numbers. The 16 bytes are the scale of scales and that of offsets,
-// and codes of six bits: the lower bits of bytes 0 to 7 are those of scales 0 to 3 and of offsets 0 to 3; halves of bytes 8 to 11 are
-// four bits of the other scales and offsets, whose higher two are what was left of bytes 0 to 7.
+// Scales and offsets of groups 2 part and 2 part + 1 of a block of 256 numbers. The 16 bytes are the scale of scales, that of offsets,
+// and codes of six bits. The low six bits of bytes 0 to 7 are the codes of scales 0 to 3 and of offsets 0 to 3. Of the other scales and
+// offsets, the nibbles of bytes 8 to 11 are the low four bits, and the high two bits of bytes 0 to 7 the high two.
 __device__ __forceinline__ void grouped_scales(uint4 head, int part, float (&scale)[2], float (&offset)[2]) {
     const float2 of = __half22float2(*reinterpret_cast<const __half2*>(&head.x));
     const bool first = part < 2;

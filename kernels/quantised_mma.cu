@@ -1,16 +1,16 @@
 // The product of one row with a matrix in quantised blocks on tensor cores, limited by the speed of reading the blocks.
 //
-// Blocks are as in quantised.cu. A tile is 16 rows of W, a chunk 256 numbers of a row. Warps of a block share the chunks of a tile; each has
-// a ring in shared memory, into which it copies its next chunks of 16 rows, and the sums of warps are added up every few tiles.
+// Blocks are as in quantised.cu. A tile is 16 rows of W, a chunk 256 numbers of a row. Warps of a block share the chunks of a tile. Each
+// has a ring in shared memory, into which it copies its next chunks of 16 rows, and the sums of warps are added up every few tiles.
 //
-// Codes are operand A: an integer below 1024 is the bits of an f16 number 2^-24 times as large (a subnormal one), so no number is added to
-// them. They are shifted up as far as they stay below 1024: a tensor core cuts a sum's numbers below 2^-25 of the largest product, for
-// which it takes any subnormal number as 2^-14. x is operand B: numbers of a chunk are scaled by a power of two, so that the largest fits
-// f16, and are a sum of parts: one if x is stored in 16 bits, three if it is f32. Then no number of 16 bits is rounded unless it is less
-// than 2^-25 of the largest of its chunk, by 2^-36 of that at most, far below what f32 sums are rounded by.
+// Codes are operand A. The bits of an integer below 1024 are those of a subnormal f16 number, 2^-24 times as large, so codes need no
+// conversion. They are shifted up as far as they stay below 1024, because a tensor core cuts off the terms of a sum below 2^-25 of the
+// largest product, for which it counts any subnormal number as 2^-14. x is operand B. The numbers of a chunk are scaled by a power of two,
+// so that the largest fits f16, and split into parts: one if x is stored in 16 bits, three if it is f32. Then a 16-bit number is rounded
+// only if it is less than 2^-25 of the largest of its chunk, by 2^-36 of that at most, far below the rounding of f32 sums.
 //
-// Operand B has eight columns: column g holds the numbers that go with group g of a chunk. Products of all columns with the codes of one
-// group come out, and the one of its own column is kept: scales of groups are multiplied after that.
+// Operand B has eight columns: column g holds the numbers of group g of a chunk. A product multiplies the codes of one group by all
+// columns; only the group's own column is kept, and multiplied by the group's scale.
 #include "early.cuh"
 #include "hopper.cuh"
 #include "quantised.cuh"
@@ -20,23 +20,23 @@ namespace by_mma {
 using hopper::shared_address;
 
 constexpr int ROWS = 16, CHUNK = 256, MOST_WARPS = 16;
-// Tiles after which the sums of warps are added up.
+// The number of tiles after which the sums of warps are added up.
 constexpr int FLUSH = 4;
 // Chunks of x that a warp reads at the same time.
 constexpr int TOGETHER = 4;
-// Codes of so many bits are shifted up by so many, and their products are this much too small.
+// How far codes of `bits` bits are shifted up, and the factor that corrects their products.
 __host__ __device__ constexpr int shift_of(int bits) { return 10 - bits; }
 __host__ __device__ constexpr float code_scale(int bits) { return 0x1p24f / (1 << shift_of(bits)); }
 
-// How the lines of 32 bytes of a chunk's codes go with groups; a thread has 8 bytes of each line. HALVES: lower halves of a line are of a
-// group, and upper ones of the next. LINES: both halves of 16 bytes are of one group. SIXTEENTHS: each half of 16 bytes is of its own group.
-// BYTES: a line is of a group.
+// Which groups the 32-byte lines of a chunk's codes belong to; a thread has 8 bytes of each line. HALVES: the low nibbles of a line are one
+// group, the high ones the next. LINES: both nibbles of 16 bytes belong to one group. SIXTEENTHS: the low nibbles of 16 bytes are one
+// group, the high ones another. BYTES: a line belongs to one group.
 enum Layout { HALVES, LINES, SIXTEENTHS, BYTES };
 
 // 16-bit operands of codes 0 and 2, and 1 and 3, of a word.
 struct Pairs { uint32_t even, odd; };
 
-// Of codes of four bits in the lower or upper halves of bytes.
+// Of four-bit codes in the low or high nibbles of bytes.
 __device__ __forceinline__ Pairs half_pairs(uint32_t word, int half) {
     constexpr uint32_t MASK = 0x000f000fu << shift_of(4);
     return {(half ? word << 2 : word << 6) & MASK, (half ? word >> 6 : word >> 2) & MASK};
@@ -49,7 +49,8 @@ template <int BITS> __device__ __forceinline__ Pairs byte_pairs(uint32_t word) {
 
 __device__ __forceinline__ uint32_t shifted(uint32_t word, int left) { return left >= 0 ? word << left : word >> -left; }
 
-// Where 16 bytes of a row are in a field of `bytes` a row, so that eight threads that read lines of neighbouring rows use all banks.
+// The place of a 16-byte piece of a row in a field of WIDTH bytes a row, so that eight threads that read lines of neighbouring rows use all
+// banks.
 template <int WIDTH> __device__ __forceinline__ int swizzled(int row, int piece) {
     return WIDTH >= 128 ? piece ^ (row & 3) << 1 : WIDTH == 64 ? piece ^ (row >> 1 & 1) << 1 : piece;
 }
@@ -59,13 +60,13 @@ template <int WIDTH> __device__ __forceinline__ uint2 eight_at(const uint8_t* fi
     return *reinterpret_cast<const uint2*>(field + WIDTH * row + 16 * swizzled<WIDTH>(row, 2 * line) + 8 * t);
 }
 
-// Bytes of a row in each field of a chunk, as they are copied; 0 for a field that is not.
+// Bytes of a row in each field of a chunk that is copied; 0 for a field that is not.
 template <int A, int B, int C> struct Copied {
     static constexpr int A_ROW = A, B_ROW = B, C_ROW = C;
     static constexpr int B_AT = ROWS * A, C_AT = ROWS * (A + B), BYTES = ROWS * (A + B + C);
 };
 
-// What formats share that read nothing beside what is copied.
+// Shared by formats that read nothing but what is copied.
 struct Plain {
     struct Loose {};
     static __device__ __forceinline__ Loose loose(const Fields&, size_t, size_t) { return {}; }
@@ -119,7 +120,7 @@ struct Q6_K {
     static __device__ __forceinline__ uint2 bits(const uint8_t* stage, int row, int line, int t) {
         return eight_at<64>(stage + Copy::B_AT, row, line / 2, t);
     }
-    // Two bits of a byte for each quarter of 128 numbers; lines have the quarters 0 and 2, and 1 and 3.
+    // A byte has two bits for each quarter of 128 numbers; a line has quarters 0 and 2, or 1 and 3.
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t bits, int line, int half, int, int) {
         return byte_pairs<6>((word >> (4 * half) & 0x0f0f0f0fu) | (shifted(bits, 4 - 2 * (line % 2) - 4 * half) & 0x30303030u));
     }
@@ -138,7 +139,7 @@ struct Q6_K {
     }
 };
 
-// Scales of units 2t and 2t + 1, which are all that a format has, for codes of BITS bits, the least of which is negative.
+// Scales of units 2t and 2t + 1 of a format that stores no offsets, for codes of BITS bits, the least of which is negative.
 template <int BITS>
 __device__ __forceinline__ void plain_scales(const uint8_t* from, int t, float (&scale)[2], float (&offset)[2]) {
     constexpr float LEAST = -(1 << (BITS - 1));
@@ -146,7 +147,7 @@ __device__ __forceinline__ void plain_scales(const uint8_t* from, int t, float (
     scale[0] = code_scale(BITS) * own.x, scale[1] = code_scale(BITS) * own.y, offset[0] = LEAST * own.x, offset[1] = LEAST * own.y;
 }
 
-// The same with an offset beside each scale.
+// Scales and offsets of units 2t and 2t + 1 of a format that stores an offset with each scale.
 template <int BITS>
 __device__ __forceinline__ void offset_scales(const uint8_t* from, int t, float (&scale)[2], float (&offset)[2]) {
     const uint2 raw = reinterpret_cast<const uint2*>(from)[t];
@@ -216,7 +217,7 @@ struct Q8_0 : Plain {
     using Copy = Copied<16, 256, 0>;
     static constexpr int CODES_AT = Copy::B_AT, CODES_ROW = 256;
     static __device__ __forceinline__ uint2 bits(const uint8_t*, int, int, int) { return {}; }
-    // With 128 added.
+    // The codes plus 128.
     static __device__ __forceinline__ Pairs pairs(uint32_t word, uint32_t, int, int, int, int) {
         return byte_pairs<8>(word ^ 0x80808080u);
     }
@@ -226,8 +227,8 @@ struct Q8_0 : Plain {
     }
 };
 
-// What a chunk of x is in shared memory: its parts, by thread in the order of numbers, and zeros; sums of groups; what sums of products
-// are multiplied by.
+// A chunk of x in shared memory: its parts, eight numbers a thread in order, and zeros; the sums of groups; and the factor of the sums of
+// products.
 template <Layout LAYOUT, int PARTS> struct Chunk {
     // Sets of registers that operand B is taken from, and of products that are kept.
     static constexpr int SETS = LAYOUT == LINES || LAYOUT == SIXTEENTHS ? 2 : 1, KEPT = LAYOUT == SIXTEENTHS ? 2 : 1;
@@ -237,7 +238,7 @@ template <Layout LAYOUT, int PARTS> struct Chunk {
     float back, unused[3];
 };
 
-// Which 8 numbers of a chunk thread (g, t) has of a set, in the order of `parts`; 32 for zeros.
+// The place in `parts` of the 8 numbers of a set that thread (g, t) has; 32 for zeros.
 template <Layout LAYOUT> __device__ __forceinline__ int slot_of(int set, int g, int t) {
     if constexpr (LAYOUT == LINES) return t / 2 == g % 2 ? 4 * g + 2 * set + t % 2 : 32;
     else if constexpr (LAYOUT == SIXTEENTHS) return t / 2 == g % 2 ? 4 * (4 * set + g / 2) + t : 32;
@@ -248,7 +249,7 @@ __device__ __forceinline__ uint32_t two_halves(__half low, __half high) {
     return __half_as_ushort(low) | static_cast<uint32_t>(__half_as_ushort(high)) << 16;
 }
 
-// A warp puts a chunk of x in its place; a lane has eight numbers.
+// Stores a chunk of x, by one warp whose lanes have eight numbers each.
 template <typename F, int PARTS>
 __device__ __forceinline__ void put_chunk(Chunk<F::LAYOUT, PARTS>& to, const float4& a, const float4& b, int lane) {
     float left[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
@@ -293,7 +294,7 @@ __device__ __forceinline__ uint32_t word_of(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// The products of a chunk of 16 rows: those of row g and of row g + 8 that the thread's groups have.
+// The products of a chunk of 16 rows: of rows g and g + 8, those with the thread's groups.
 template <typename F, int PARTS>
 __device__ __forceinline__ void multiply(const uint8_t* stage, const Chunk<F::LAYOUT, PARTS>& x, typename F::Loose loose, int g, int t,
                                          float (&sums)[2]) {
@@ -324,7 +325,7 @@ __device__ __forceinline__ void multiply(const uint8_t* stage, const Chunk<F::LA
 #pragma unroll
         for (int first = 0; first < HALF_COUNT; first += TOGETHER) {
             float c[4] = {};
-            // The smallest parts come first: tensor cores cut what is added to a large sum, and do not round it.
+            // The smallest parts come first, because tensor cores cut off what is added to a large sum and do not round it.
 #pragma unroll
             for (int part = PARTS - 1; part >= 0; --part)
 #pragma unroll
@@ -369,7 +370,7 @@ __device__ __forceinline__ void copy_16(uint32_t to, const uint8_t* from) {
 __device__ __forceinline__ void copies_committed() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT> __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
-// A warp copies a field of a chunk of 16 rows, of which `block` is the first block or group of blocks; those of a row are `chunks`.
+// Copies a field of a chunk of 16 rows, by one warp. `block` is the first block, or group of blocks, of the first row; a row has `chunks`.
 template <int WIDTH> __device__ __forceinline__ void copy_field(uint32_t to, const uint8_t* field, size_t block, int chunks, int lane) {
     if constexpr (WIDTH > 0) {
         constexpr int PIECES = WIDTH / 16, AT_ONCE = 32 / PIECES;
@@ -391,17 +392,17 @@ template <typename F> __device__ __forceinline__ void copy_chunk(uint32_t to, co
     copy_field<C::C_ROW>(to + C::C_AT, w.field[2], block, chunks, lane);
 }
 
-// What comes of a block's tiles, see FLUSH.
+// The sums of a block's tiles, see FLUSH.
 struct Sums { float of[2][FLUSH][MOST_WARPS][ROWS]; };
 
-// Adds up the sums of warps for `count` tiles from `tile` on, each `gridDim.x` behind the other, and writes them.
+// Adds up the sums of warps for `count` tiles from `tile` on, `gridDim.x` apart, and writes them.
 __device__ __forceinline__ void flush(const float (&sums)[FLUSH][MOST_WARPS][ROWS], int count, int tile, int warps, void* out, int stored,
                                       int into, int outputs) {
     for (int i = threadIdx.x; i < count * ROWS; i += blockDim.x) {
         const int own = tile + i / ROWS * gridDim.x, row = i % ROWS, output = min(own * ROWS, outputs - ROWS) + row;
         float sum = 0.0f;
         for (int warp = 0; warp < warps; ++warp) sum += sums[i / ROWS][warp][row];
-        // The tile before this one has the others.
+        // The previous tile writes these.
         if (output < own * ROWS) continue;
         if (into == ADD) static_cast<float*>(out)[output] += sum;
         else put(out, into == NARROW ? stored : F32, output, sum);
@@ -418,7 +419,7 @@ __device__ __forceinline__ void gemv(const Fields& w, const void* x, int stored,
     const int tiles = (outputs + ROWS - 1) / ROWS;
     uint8_t* ring = shared + warp * STAGES * STAGE;
     X* xs = reinterpret_cast<X*>(shared + warps * STAGES * STAGE);
-    // The last rows stand in for those that are not there.
+    // The last rows stand in for rows beyond them.
     auto block_of = [&](int tile, int chunk) {
         return static_cast<size_t>(min(tile * ROWS, outputs - ROWS)) * chunks + chunk;
     };

@@ -1,8 +1,8 @@
-// Rotary position embedding of the query and key heads of stacked projections, after an RMS norm of each head if the model has one, and
-// storing of keys and values.
+// Rotary position embedding of the query and key heads of stacked projections, after an RMS norm of each head if the model has one; then
+// stores keys and values.
 //
-// Rows are `[heads + 2 kv_heads][d]`: queries, keys, values. The first `rotated` channels of a head are rotated in pairs (i, i + rotated/2),
-// or (2i, 2i + 1) where neighbours are rotated together, by the angle position * inverse[i], rounded to f32 as in the reference
+// Rows are `[heads + 2 kv_heads][d]`: queries, keys, values. The first `rotated` channels of a head are rotated in pairs (i, i +
+// rotated/2), or (2i, 2i + 1) where neighbours are rotated together, by the angle position * inverse[i], rounded to f32 as in the reference
 // implementation; `scaling` multiplies cos and sin. With `inverse_stride` above 0, each row has its own list of frequencies. With
 // `growth_step` above 0, queries are then multiplied by 1 + growth * ln(1 + position / growth_step), where the quotient is a whole number.
 // Queries and keys are rotated in the row; keys and values are also written to the cache. Without places and without a cache, only queries

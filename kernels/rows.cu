@@ -12,8 +12,8 @@ __device__ void embed(const T* table, const uint32_t* tokens, float* x, int hidd
     for (int i = threadIdx.x; i < hidden; i += blockDim.x) to[i] = scale * to_f32(from[i]);
 }
 
-// out[row] = x[row] / rms(x[row]) * weight, or x[row] where there is no weight. If rows of x hold numbers that are not finite, `broken` gets the least `mark << 32 | first +
-// row` of them.
+// out[row] = x[row] / rms(x[row]) * weight, or x[row] if there is no weight. `broken` becomes the least `mark << 32 | first + row` of the
+// rows of x with numbers that are not finite.
 template <typename T>
 __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden, float eps, unsigned long long mark,
                          unsigned long long first, unsigned long long* broken) {
@@ -48,7 +48,7 @@ __device__ void rms_norm(const float* x, const float* weight, T* out, int hidden
     for (int i = behind; i < hidden; i += stride) to[i] = from_f32<T>(from[i] * factor * (weight ? weight[i] : 1.0f));
 }
 
-// rows[row][0..width] = those numbers / their rms * weight, for rows that are `stride` apart.
+// rows[row][0..width] /= their rms, times weight, for rows `stride` apart.
 template <typename T>
 __device__ void norm_part(T* rows, int stride, int width, const float* weight, float eps) {
     __shared__ float shared[32];
@@ -59,7 +59,7 @@ __device__ void norm_part(T* rows, int stride, int width, const float* weight, f
     for (int i = threadIdx.x; i < width; i += blockDim.x) x[i] = from_f32<T>(to_f32(x[i]) * factor * weight[i]);
 }
 
-// x[row] += scale * branch[row], which is normed first where there is a weight.
+// x[row] += scale * branch[row], which is normed first if there is a weight.
 extern "C" __global__ void add_branch(float* x, const float* branch, const float* weight, float eps, float scale, int hidden) {
     begin_short();
     __shared__ float shared[32];
@@ -91,7 +91,8 @@ struct GeluTanh {
     }
 };
 
-// The gate is at most `limit`, and its sigmoid is steeper by `slope`; what it gates is within `limit` of 0, and one is added to it.
+// The gate is limited to `limit` from above, and `slope` scales the argument of its sigmoid; the value is limited to `limit` around 0 and
+// gets 1 added.
 struct Clamped {
     float slope, limit;
     __device__ __forceinline__ float operator()(float gate, float up) const {

@@ -1,4 +1,4 @@
-// The positive and the negative parts of queries, by which the maxima and the minima of pages are multiplied; and sums of two lists of scores.
+// The positive and the negative parts of queries, to be multiplied by the maxima and the minima of pages; and sums of two lists of scores.
 #include "common.cuh"
 
 // One thread for each channel of each head of each row: row r of the launch is row rows[r] of the queries. Both outputs are

@@ -1,9 +1,9 @@
-// Candidates of a row that the index of the shared prefix does not hold: tokens behind the prefix, and those of the index's last, incomplete
-// part. Their keys are gathered, so that they are indexed and scored as keys of a prefix are; then their scores join those of the prefix.
+// Candidates of a row that the index of the shared prefix does not hold: the tokens of the tail, and those of the index's last, incomplete
+// part. Their keys are gathered, indexed and scored as those of a prefix are; then their scores are joined to those of the prefix.
 #include "common.cuh"
 
 struct TailRow {
-    // Keys of the row's own sequence behind the prefix, `[kv_head][capacity][d]`, and 16-byte pieces from one KV head to the next.
+    // Keys of the row's tail, `[kv_head][capacity][d]`, and 16-byte pieces from one KV head to the next.
     const uint4* keys;
     unsigned long long stride;
     // The first of the candidates, and their number.
@@ -14,8 +14,8 @@ struct TailRow {
     uint32_t open, page;
 };
 
-// Blocks: pieces of `room` keys, KV heads, rows. Writes `[kv_head][row][room][pieces]`. A row that has fewer repeats its last key to the end
-// of the last page, and then this page.
+// Blocks: pieces of `room` keys, KV heads, rows. Writes `[kv_head][row][room][pieces]`. A row with fewer keys repeats its last key to the
+// end of the last page, and then that page.
 extern "C" __global__ void gather_tail(const TailRow* rows, const uint4* prefix, unsigned long long stride, uint32_t prefix_tokens,
                                        uint32_t pieces, uint32_t room, uint4* to) {
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -29,8 +29,8 @@ extern "C" __global__ void gather_tail(const TailRow* rows, const uint4* prefix,
     to[(static_cast<uint64_t>(blockIdx.y) * gridDim.z + blockIdx.z) * room * pieces + i] = head[place * pieces + i % pieces];
 }
 
-// Blocks: lists, rows. Writes the columns of `to` from those of the row's own pages on: the scores of these, then -infinity. The scores of
-// row r in `from` are those of its pages from r * `room` on. Both are `[row][list][stride]`. The open page gets +infinity.
+// Blocks: lists, rows. Writes the columns of `to` from those of the row's own pages on: the scores of these pages, then -infinity. In
+// `from`, the pages of row r begin at r * `room`. Both are `[row][list][stride]`. The open page gets +infinity.
 extern "C" __global__ void join_scores(const TailRow* rows, const float* from, unsigned long long from_stride, uint32_t room, float* to,
                                        unsigned long long stride, uint32_t columns) {
     const TailRow row = rows[blockIdx.y];

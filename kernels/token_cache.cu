@@ -1,18 +1,18 @@
-// Gives selected tokens slots in a cache of the device's memory, and copies those that it lacks from host memory. The tokens that were used
-// longest ago make room. What a cache holds depends on the selections alone, not on the order in which threads run.
+// Gives selected tokens slots in a cache in device memory, and copies those that the cache lacks from host memory. The least recently used
+// tokens are evicted. What a cache holds depends only on the selections, not on the order in which threads run.
 #include "picks.cuh"
 #include "token_cache.cuh"
 
-// Uses are told apart by steps up to so many steps back; older ones count as equally old. One bin for each thread.
+// Slots last used fewer than this many steps ago are ordered by age; older ones count as equally old. One bin for each thread.
 constexpr uint32_t AGES = THREADS;
 // The slot of a token that will get one in this step.
 constexpr uint32_t PENDING = ~0u;
-// Threads of a block that copies, and pieces that each asks for before it writes the first.
+// Threads of a block that copies, and pieces that each loads before it writes the first.
 constexpr int COPYING = 256;
 constexpr int UNROLL = 8;
 
-// A block for each KV head, which has `lists_each` lists; tokens are `[list][most]`, ascending in each list, their numbers `counts` `[list]`.
-// A token beyond the prefix is passed over. Where a step selects more tokens than there are slots, the last ones get none.
+// Blocks: KV heads, which have `lists_each` lists. Tokens are `[list][most]`, ascending in each list, and `counts` `[list]` of them are
+// valid. Tokens beyond the prefix are ignored. If a step selects more tokens than there are slots, the last ones get none.
 extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_t* tokens, uint32_t most, const uint32_t* counts,
                                                                    uint32_t lists_each, const TokenCache cache) {
     __shared__ uint32_t shared[33];
@@ -26,7 +26,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_
     const uint32_t* own = tokens + kv_head * lists_each * most;
     const uint32_t now = cache.steps[kv_head] + 1;
 
-    // What is there is used now; a token that several lists have counts once.
+    // Cached tokens are marked as used now; a token in several lists counts once.
     uint32_t found = 0;
     for (uint32_t list = 0; list < lists_each; ++list) {
         const uint32_t count = min(counts[kv_head * lists_each + list], most);
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_
     uint32_t hits;
     block_scan(found, shared, hits);
 
-    // What is not there, in the order of the lists, as far as slots are left.
+    // The tokens that the cache lacks, in the order of the lists, while slots are left.
     const uint32_t room = cache.slots - hits;
     uint32_t missing = 0;
     for (uint32_t list = 0; list < lists_each; ++list) {
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_
     }
     if (missing == 0) return;
 
-    // The age down to which all slots are taken, and how many older ones there are. A slot that was never used is as old as any.
+    // The age down to which all slots are taken, and how many older ones there are. A slot that was never used counts as oldest.
     const auto age_of = [&](uint32_t slot) { return used_in[slot] == 0 ? AGES - 1 : min(now - used_in[slot], AGES - 1); };
     ages[threadIdx.x] = 0;
     __syncthreads();
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_
     if (before < missing && before + here >= missing) oldest_taken = age, older = before;
     __syncthreads();
 
-    // Slots of that age are taken from the first on.
+    // Of the slots of that age, the first are taken.
     uint32_t above = 0, equal = 0;
     for (uint32_t start = 0; start < cache.slots; start += THREADS) {
         const uint32_t slot = start + threadIdx.x;
@@ -109,9 +109,9 @@ struct Rows {
     unsigned long long stride;
 };
 
-// Copies the keys and values of the tokens that a cache lacks to their slots. Blocks: parts of a KV head's tokens (x), KV heads (y), of which a
-// block takes several in turn if there are more. A key and a value take `pieces` pieces. The kernel runs beside those of attention, on few
-// blocks: the bus is busy with what a few of them ask for.
+// Copies the keys and values of the tokens that a cache lacks to their slots. Blocks: parts of a KV head's tokens (x), KV heads (y); a
+// block takes several KV heads in turn if there are more. A key and a value take `pieces` pieces each. The kernel runs at the same time as
+// attention, on few blocks, because the requests of a few keep the bus busy.
 extern "C" __global__ void __launch_bounds__(COPYING) fetch_missing(const TokenCache cache, uint32_t kv_heads, const Rows prefix,
                                                                     uint32_t pieces) {
     for (uint64_t kv_head = blockIdx.y; kv_head < kv_heads; kv_head += gridDim.y) {

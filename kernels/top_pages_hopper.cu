@@ -297,7 +297,7 @@ __device__ __forceinline__ void top_pages(const float* scores, uint64_t stride, 
         if (wide < page) own.missing = page - wide;
     });
     __syncthreads();
-    // Only the last page can be short. Columns behind it are never selected.
+    // Only the last page can be short. Columns after it are never selected.
     const uint32_t last = (end - first - 1) / page;
     const bool has_last = begin <= last && last < begin + size;
     if (has_last && threadIdx.x == 0) counts[list] = k * page - own.missing;

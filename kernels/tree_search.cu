@@ -17,14 +17,14 @@ constexpr int UNROLL = 2;
 constexpr int ROUNDS = 32;
 constexpr uint32_t MARK = 1u << 31;
 
-// The candidates of a row of which some follow the prefix: how many, and keys `[kv_head][stride]` of its own sequence behind the prefix.
+// The candidates of a row if some follow the prefix: how many, and the keys `[kv_head][stride]` of the row's tail.
 struct TreeRow {
     const void* keys;
     unsigned long long stride;
     uint32_t tokens, unused;
 };
 
-// Candidates from `bound` on follow the prefix; without rows, none does.
+// Candidates from `bound` on follow the prefix; without rows, none do.
 struct Behind {
     const TreeRow* rows;
     uint32_t bound;

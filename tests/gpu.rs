@@ -55,17 +55,17 @@ use spattn::model::source::ModelSource;
 use spattn::model::token_scores::{Distributions, PredictingRows, scores_of_logits};
 use spattn::model::{gguf, tensors};
 
-/// A layer that attends by default, with heads of so many channels.
+/// Returns the default attention of one layer with heads `d` channels wide.
 fn one_layer(d: usize) -> LayerSpecs {
     LayerSpecs::uniform(1, AttentionSpec::of_width(d))
 }
 
-/// A logit as a layer caps it.
+/// Caps a logit as a layer with this cap does.
 fn capped(logit: f64, cap: Option<f32>) -> f64 {
     cap.map_or(logit, |cap| f64::from(cap) * (logit / f64::from(cap)).tanh())
 }
 
-/// The factor of the logits of heads of so many channels.
+/// Returns the factor of the logits of heads `d` channels wide.
 fn scale(d: usize) -> f32 {
     1.0 / (d as f32).sqrt()
 }
@@ -76,7 +76,7 @@ fn gpu() -> Gpu {
     Gpu::open(0).expect("these tests need a GPU")
 }
 
-/// Numbers from -1 to 1, the same for the same seed.
+/// Returns numbers from -1 to 1, the same for the same seed.
 fn noise(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -88,7 +88,7 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// How a GPU stores such numbers.
+/// Returns how a GPU stores numbers of this type.
 fn storage_of(dtype: KvDtype) -> Storage {
     match dtype {
         KvDtype::F16 => Storage::F16,
@@ -97,7 +97,7 @@ fn storage_of(dtype: KvDtype) -> Storage {
     }
 }
 
-/// The numbers rounded to `storage`.
+/// Rounds the numbers to `storage`.
 fn stored(numbers: &[f32], storage: Storage) -> Vec<f32> {
     let round = |x: &f32| match storage {
         Storage::F32 => *x,
@@ -129,7 +129,7 @@ fn fetch(gpu: &Gpu, buffer: &Buffer, count: usize, storage: Storage) -> Vec<f32>
     }
 }
 
-/// The allowed rounding error of `storage` against f64, as a share of the norm.
+/// Returns the allowed rounding error of `storage` against f64, as a share of the norm.
 fn tolerance(storage: Storage) -> f64 {
     match storage {
         Storage::F32 => 2e-6,
@@ -142,7 +142,7 @@ fn length(numbers: &[f64]) -> f64 {
     numbers.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// `‖a − b‖ / ‖b‖`.
+/// Returns `‖a − b‖ / ‖b‖`.
 fn relative(a: &[f32], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let difference: f64 = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
@@ -150,7 +150,7 @@ fn relative(a: &[f32], b: &[f64]) -> f64 {
     (difference / norm.max(1e-30)).sqrt()
 }
 
-/// Compares numbers that must not be NaN.
+/// Asserts that numbers are near those expected, and not NaN.
 fn assert_near(a: &[f32], b: &[f64], tolerance: f64, what: &str) {
     let off = relative(a, b);
     assert!(off < tolerance, "{what}: off by {off:.2e}, {tolerance:.0e} is allowed");
@@ -217,10 +217,10 @@ fn products_with_quantised_blocks_and_their_rows() {
         (7, 65, 256),
         (1, 5, 14336),
         (9, 200, 1024),
-        // More outputs than fit all multiprocessors at once, with one warp for a row and with two of which one is idle in part.
+        // More outputs than fit all multiprocessors at once, with one warp a row, and with two of which one is partly idle.
         (1, 9001, 512),
         (1, 2203, 2304),
-        // One tile and no more, and tiles that overlap, on tensor cores; fewer rows than a tile, and rows that are no whole chunks.
+        // On tensor cores: exactly one tile, tiles that overlap, fewer rows than a tile, and rows that are not whole chunks.
         (1, 16, 256),
         (1, 17, 512),
         (1, 37, 1280),
@@ -249,7 +249,7 @@ fn products_with_quantised_blocks_and_their_rows() {
                 let x = noise(rows * inputs, 2);
                 let name = block_type.name();
                 check_quantised_product(&gpu, storage, &w, &numbers, rows, (name, &x));
-                // Tensor cores take x apart by the largest number of a chunk: some numbers are far larger or smaller than those around them.
+                // Tensor cores split x by the largest number of a chunk, so some numbers are far larger or smaller than those around them.
                 if rows > 1 || outputs < 16 || inputs % 256 != 0 {
                     continue;
                 }
@@ -265,10 +265,10 @@ fn products_with_quantised_blocks_and_their_rows() {
     }
 }
 
-/// Numbers of the smallest group with a scale of its own, of all types of blocks.
+/// The size of the smallest group with its own scale, over all types of blocks.
 const GROUP: usize = 16;
 
-/// What a product could be if nothing cancelled: the largest number of each group times the sum of `|x|` over it.
+/// Returns the size of a product if nothing cancelled: the largest number of each group times the sum of `|x|` over it.
 fn without_cancelling(w: &[f32], x: &[f32]) -> f64 {
     let groups = w.chunks_exact(GROUP).zip(x.chunks_exact(GROUP));
     let of_group = |(w, x): (&[f32], &[f32])| {
@@ -306,8 +306,8 @@ fn check_quantised_product(
                 format!("{name}: row {row} of {rows}, {outputs} outputs of {inputs} inputs, {storage:?} {into:?}");
             // Codes are multiplied with 128 added, which costs up to seven bits of f32.
             assert_near(own, &expected, tolerance(wide).max(2e-5), &what);
-            // Of 17 numbers that it adds up, a tensor core cuts what is below 2^-23 of the largest: half of that on average, twice for a
-            // group of 32.
+            // Of the 17 numbers that it adds up, a tensor core cuts off what is below 2^-23 of the largest: half of that on average, twice
+            // for a group of 32.
             if wide == Storage::F32 {
                 let most: Vec<f64> = numbers.chunks_exact(inputs).map(|w| without_cancelling(w, x)).collect();
                 let off = relative(own, &expected) * length(&expected) / length(&most);
@@ -331,7 +331,7 @@ fn weights_in_blocks_give_the_logits_of_the_cpu() {
     let plain = small("llama-3.2-1b");
     let mut scaled = plain.clone();
     scaled.block.embedding_scale = 16.5;
-    // Of Q4_K, rows of 96 numbers are no whole blocks: experts are in blocks in part.
+    // In Q4_K, rows of 96 numbers are not whole blocks, so only some matrices of the experts are in blocks.
     let mut with_experts = small("qwen3-30b-a3b");
     let experts = with_experts.block.experts.as_mut().unwrap();
     (experts.count, experts.used, experts.width) = (6, 2, 96);
@@ -347,7 +347,7 @@ fn weights_in_blocks_give_the_logits_of_the_cpu() {
 #[test]
 #[ignore = "needs a GPU"]
 fn weights_in_blocks_and_plain_ones_in_one_matrix_give_the_logits_of_the_cpu() {
-    // Of two layers of this file, queries, keys and values are in blocks in part.
+    // In two layers of this file, only some of the queries, keys and values are in blocks.
     let file = golden_model::root().join("../gguf/mixed.gguf");
     let (texts, weights) = gguf::open(&file, "mixed".into()).unwrap();
     let config = texts.config().unwrap();
@@ -355,7 +355,7 @@ fn weights_in_blocks_and_plain_ones_in_one_matrix_give_the_logits_of_the_cpu() {
     check_logits_of_blocks(&config, &weights, &tokens, "mixed.gguf");
 }
 
-/// Compares the logits of a prompt and of steps behind it with those of the CPU, with weights kept in their blocks on both.
+/// Compares the logits of a prompt and of the steps after it with those of the CPU, with weights kept in their blocks on both.
 fn check_logits_of_blocks(config: &ModelConfig, weights: &tensors::Weights, tokens: &[u32], what: &str) {
     let dimensions = Dimensions::new(config, KvDtype::F32).keeping_blocks(weights);
     assert!(dimensions.blocks().is_some());
@@ -474,7 +474,7 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
             .collect();
         gpu.gate(Gate::GeluTanh, storage, &send(&gpu, &gate_up, storage), rows, &mut out, hidden).unwrap();
         assert_near(&fetch(&gpu, &out, rows * hidden, storage), &expected, tolerance(storage).max(1e-5), "GELU");
-        // Half of the gates, and of what they gate, is beyond the limit.
+        // Half of the gates, and of the values, are beyond the limit.
         let (slope, limit) = (1.702f32, 0.5f32);
         let expected: Vec<f64> = (0..rows * hidden)
             .map(|i| {
@@ -513,7 +513,7 @@ fn norms_gates_and_biases_and_what_is_not_finite() {
 #[ignore = "needs a GPU"]
 fn few_rows_pass_experts_with_biases_and_without() {
     let gpu = gpu();
-    // A warp computes an output, and four of them are a block: the last one has two.
+    // A warp computes an output and a block has four warps, so the last block has two outputs.
     let (count, used, inputs, outputs) = (5, 2, 264, 22);
     for storage in STORAGES {
         let of_experts = |numbers: usize, seed: u64| -> Vec<Vec<f32>> {
@@ -566,7 +566,7 @@ fn few_rows_pass_experts_with_biases_and_without() {
     }
 }
 
-/// Keys and values of `kv_heads` heads, followed by space that holds NaN.
+/// Keys and values of `kv_heads` heads, to be stored with NaN after them.
 struct Kv {
     keys: Vec<f32>,
     values: Vec<f32>,
@@ -604,7 +604,7 @@ impl Kv {
         })
     }
 
-    /// One of several layers; the others are NaN.
+    /// Returns several layers of which only `layer` is not NaN.
     fn within(&self, layer: usize, layers: usize, capacity: usize) -> Vec<f32> {
         let own = self.padded(capacity).concat();
         let mut all = vec![f32::NAN; layers * own.len()];
@@ -617,7 +617,7 @@ fn cache<'a>([keys, values]: &'a [Buffer; 2], capacity: usize, kv: &Kv, storage:
     Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads: kv.kv_heads, d: kv.d, storage }
 }
 
-/// Softmax of logits over values: (log-sum-exp, output).
+/// Returns the softmax of logits over values: (log-sum-exp, output).
 fn softmax(parts: &[(f64, &[f32])], d: usize) -> (f64, Vec<f64>) {
     let most = parts.iter().map(|(logit, _)| *logit).fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = parts.iter().map(|(logit, _)| (logit - most).exp()).sum();
@@ -703,7 +703,7 @@ fn decode_attention_over_any_selection() {
     }
 }
 
-/// `cap` is what logits are capped by.
+/// Compares the attention of a case with sums in f64; `cap` is the cap of logits.
 fn check_case(gpu: &Gpu, case: Case, storage: Storage, (cap, has_sinks): (Option<f32>, bool)) {
     let Case { d, group, prefix: prefix_tokens, tails, exact, picks, weighting } = case;
     let (kv_heads, rows) = (2, 2);
@@ -829,7 +829,7 @@ fn check_case(gpu: &Gpu, case: Case, storage: Storage, (cap, has_sinks): (Option
     assert_near(&fetch(gpu, &wide, rows * heads * d, Storage::F32), &expected, 1e-5, &what);
 }
 
-/// Queries of three rows, of which the last and the first are scored, in the form that kernels need.
+/// Queries of three rows, as the kernels take them. The last and the first row are scored.
 struct Asked {
     numbers: Vec<f32>,
     buffer: Buffer,
@@ -858,7 +858,7 @@ impl Asked {
     }
 }
 
-/// Checks scores up to the rounding of sums of `d` numbers; exactly if `d` is 0.
+/// Asserts that scores are near those expected, up to the rounding of sums of `d` numbers; exactly if `d` is 0.
 fn assert_scores(scores: &[f32], expected: &[f64], d: usize, what: &str) {
     assert_eq!(scores.len(), expected.len(), "{what}");
     for (i, (score, expected)) in scores.iter().zip(expected).enumerate() {
@@ -985,7 +985,7 @@ fn bounds_of_pages_and_their_scores() {
     }
 }
 
-/// The values of labels of `bits` bits, `[token][width]`: each channel is scaled by its range over 128 tokens.
+/// Returns the values of labels of `bits` bits, `[token][width]`: each channel is scaled by its range over 128 tokens.
 fn labels_of(rows: &[f32], width: usize, bits: u32) -> Vec<f32> {
     const GROUP: usize = 128;
     let top = (1 << bits) as f32 - 1.0;
@@ -1004,7 +1004,7 @@ fn labels_of(rows: &[f32], width: usize, bits: u32) -> Vec<f32> {
     labels
 }
 
-/// Bounds `[page][d]` in a few bits, each channel by its own range over 128 pages, rounded up or down.
+/// Codes bounds `[page][d]` in a few bits, each channel by its own range over 128 pages, rounded up or down.
 fn coded_bounds(bounds: &[f32], d: usize, bits: u32, up: bool) -> Vec<f32> {
     const GROUP: usize = 128;
     let top = (1 << bits) as f32 - 1.0;
@@ -1021,7 +1021,7 @@ fn coded_bounds(bounds: &[f32], d: usize, bits: u32, up: bool) -> Vec<f32> {
             for x in group.iter_mut().skip(channel).step_by(d).filter(|_| step > 0.0) {
                 let place = (*x - least) / step;
                 let code = if up { place.ceil().min(top) } else { place.floor().min(top) };
-                // The quotient is rounded: the next code, if this one is on the wrong side of the bound.
+                // The quotient is rounded, so this code may be on the wrong side of the bound; then the next one is right.
                 let is_wrong = if up { value(code) < *x } else { value(code) > *x };
                 *x = value(match (is_wrong, up) {
                     (false, _) => code,
@@ -1093,7 +1093,7 @@ fn bounds_of_pages_in_few_bits_and_their_scores() {
     }
 }
 
-/// Different channels for each of `heads` heads, ascending.
+/// Returns different channels for each of `heads` heads, ascending.
 fn some_channels(heads: usize, width: usize, d: usize) -> Vec<u32> {
     let of_head = |head: usize| {
         let mut channels: Vec<u32> = (0..width).map(|i| ((i * 7 + 3 * head) % d) as u32).collect();
@@ -1277,7 +1277,7 @@ fn keys_and_queries_on_a_few_directions() {
     }
 }
 
-/// The logarithm of the probability that a token at this cosine collides in at least `least` of `tables` tables of `bits` planes.
+/// Returns the logarithm of the probability that a token at this cosine collides in at least `least` of `tables` tables of `bits` planes.
 fn log_probability(cosine: f64, [bits, tables, least]: [usize; 3], floor: f64) -> f64 {
     let one = (1.0 - cosine.clamp(-1.0, 1.0).acos() / std::f64::consts::PI).powi(bits as i32);
     let none = (1.0 - one).powi(tables as i32);
@@ -1319,7 +1319,7 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
             let layout = TokenListLayout::new(heads, tokens).expecting(9).weighted();
             lists.resize(&gpu, layout, vec![first + tokens; 2]).unwrap();
             gpu.sample_collisions(&asked.queries(), &keys, (&made, &chances), &mut lists, &mut room).unwrap();
-            // Of long contexts one head, since the reference is slow.
+            // In long contexts only one head is compared, because the reference is slow.
             for list in (0..2 * heads).filter(|list| tokens < 5000 || list % heads + 1 == heads) {
                 let (row, head) = (list / heads, list % heads);
                 let (kv_head, query) = (head / group, asked.query(row, head, d));
@@ -1374,7 +1374,7 @@ fn tokens_that_collide_are_sampled_with_their_probability() {
     }
 }
 
-/// The output of a net with three layers for `x`, in f64.
+/// Returns the output of a net with three layers for `x`, in f64.
 fn through_net(x: &[f32], layers: [(&[f32], &[f32]); 3]) -> Vec<f64> {
     let mut x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
     for (i, (weights, biases)) in layers.into_iter().enumerate() {
@@ -1475,7 +1475,7 @@ fn signatures_by_nets_and_their_distances() {
     }
 }
 
-/// The tie level of a token among those at the same distance.
+/// Returns the tie level of a token among those at the same distance.
 fn level(ties: &TieOrder, place: usize) -> u32 {
     let mix = |x: u32| {
         let x = (x ^ x >> 16).wrapping_mul(0x85eb_ca6b);
@@ -1499,7 +1499,7 @@ struct Signed {
 }
 
 impl Signed {
-    /// Keys with random bits under the mask `bits`, and zeros elsewhere.
+    /// Makes keys with random bits under the mask `bits` and zeros elsewhere.
     fn new(heads: [usize; 3], words: usize, tokens: usize, bits: u32) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(u64::from(bits));
         let [kv_heads, group, nets] = heads;
@@ -1517,7 +1517,7 @@ impl Signed {
         (0..words).map(|word| (key(word) ^ query(word)).count_ones()).sum()
     }
 
-    /// The tokens nearest to some heads of a row together.
+    /// Returns the tokens nearest to some heads of a row together.
     fn nearest(&self, row: usize, heads: Range<usize>, k: usize, ties: &TieOrder) -> Vec<u32> {
         let all = |token: usize| heads.clone().map(|head| self.distance(row, head, token)).sum::<u32>();
         let mut order: Vec<_> = (0..self.tokens).map(|t| (all(t), u32::MAX - level(ties, t), t as u32)).collect();
@@ -1528,7 +1528,7 @@ impl Signed {
     }
 }
 
-/// Checks the nearest tokens for keys that are all alike, that have few different values, and that have many.
+/// Checks the nearest tokens among keys that are all equal, that have few different values, and that have many.
 fn check_nearest(gpu: &Gpu, shape: [usize; 3], words: usize, tokens: usize, ties: TieOrder) {
     let ([kv_heads, group, nets], first) = (shape, 3);
     for bits in [0, 7, u32::MAX] {
@@ -1587,7 +1587,7 @@ fn the_nearest_signatures_are_found_at_once() {
     check_nearest(&gpu, [1, 1, 1], 8, 3000, ties(12));
 }
 
-/// Each kernel that finds the nearest signatures, once: short enough for a tool that checks every access.
+/// Each kernel that finds the nearest signatures runs once, briefly enough for a tool that checks every access.
 #[test]
 #[ignore = "needs a GPU"]
 fn each_kernel_finds_the_nearest_signatures() {
@@ -1598,7 +1598,7 @@ fn each_kernel_finds_the_nearest_signatures() {
     }
 }
 
-/// Lists so long that every block has many tokens, and so many that few blocks work on each.
+/// Lists are so long that every block has many tokens, or so many that few blocks work on each.
 #[test]
 #[ignore = "needs a GPU"]
 fn the_nearest_of_many_signatures_are_found_at_once() {
@@ -1611,7 +1611,7 @@ fn the_nearest_of_many_signatures_are_found_at_once() {
     check_nearest(&gpu, [1, 2, 1], 2, 500_000, ties);
 }
 
-/// Scores with the distribution of this name.
+/// Returns scores with the distribution of this name.
 fn scores_like(kind: &str, count: usize, seed: u64) -> Vec<f32> {
     let numbers = noise(count, seed);
     let kind = |(i, x): (usize, f32)| match kind {
@@ -1627,7 +1627,7 @@ fn scores_like(kind: &str, count: usize, seed: u64) -> Vec<f32> {
     numbers.into_iter().enumerate().map(kind).collect()
 }
 
-/// The state of one list of a run, by the published algorithm, with maps and f64.
+/// One list of a run by the published algorithm, with maps and f64.
 struct NaiveHeld {
     heavy: BTreeMap<usize, f64>,
     window: BTreeMap<usize, f64>,
@@ -1657,7 +1657,7 @@ impl NaiveHeld {
     }
 }
 
-/// Two runs of the same prefix that take turns, with two rows of one and one row of the other in each step.
+/// Two runs of the same prefix take turns, with two rows of one and one row of the other in each step.
 #[test]
 #[ignore = "needs a GPU"]
 fn heavy_hitters_are_those_of_the_algorithm() {
@@ -1757,7 +1757,7 @@ fn heavy_hitters_are_those_of_the_algorithm() {
     }
 }
 
-/// The tokens of the pages that the host selects.
+/// Returns the tokens of the pages that the host selects.
 fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
     let Pages { tokens, size } = pages;
     let of = |page: u32| {
@@ -1767,13 +1767,13 @@ fn pages_of(scores: &[f32], k: usize, pages: &Pages) -> Vec<u32> {
     top_k(scores, k).into_iter().flat_map(of).collect()
 }
 
-/// The lists that the device selects from `scores`, two for each row, with the numbers of pages in `chosen`.
+/// Selects two lists for each row from `scores` on the device; `chosen` has each row's number of pages.
 fn pick_there(gpu: &Gpu, scores: &[f32], chosen: &[usize], pages: &Pages) -> TokenLists {
     let (mut lists, mut numbers, mut on_device) = (TokenLists::default(), HostDeviceVec::default(), Scores::default());
     let most = chosen.iter().max().map_or(0, |most| (most * pages.size).min(pages.tokens.len()));
     lists.resize(gpu, TokenListLayout::new(2, most), vec![pages.tokens.end; chosen.len()]).unwrap();
     numbers.set(gpu, chosen.iter().map(|k| *k as u32).collect()).unwrap();
-    // The rows in two launches.
+    // One launch for the first row, and one for the others.
     let row = 2 * pages.count();
     let (front, back) = scores.split_at(row);
     for (first, scores) in [(0, front), (1, back)] {
@@ -1790,7 +1790,7 @@ fn check_picks(gpu: &Gpu, pages: &Pages, kinds: &[&str], chosen: &[usize]) {
     for kind in kinds {
         let scores = scores_like(kind, 2 * chosen.len() * n, 140);
         let lists = pick_there(gpu, &scores, chosen, pages);
-        // If there are many lists, check some from both launches.
+        // Of many lists, only some are checked, from both launches.
         for (i, scores) in scores.chunks_exact(n).enumerate().step_by(if chosen.len() > 3 { 7 } else { 1 }) {
             let picked = lists.download(gpu, i / 2, i % 2).unwrap();
             let expected = pages_of(scores, chosen[i / 2], pages);
@@ -1799,7 +1799,7 @@ fn check_picks(gpu: &Gpu, pages: &Pages, kinds: &[&str], chosen: &[usize]) {
     }
 }
 
-/// Rows whose candidates end before those of others: the scores behind them are negative infinity, and their last page may be short.
+/// Some rows' candidates end earlier than others': the scores after them are negative infinity, and their last page may be short.
 #[test]
 #[ignore = "needs a GPU"]
 fn pages_of_rows_that_end_earlier_are_picked_up_to_their_end() {
@@ -1814,7 +1814,7 @@ fn pages_of_rows_that_end_earlier_are_picked_up_to_their_end() {
             let mut scores = noise(3 * 2 * n, 145);
             for (list, scores) in scores.chunks_exact_mut(n).enumerate() {
                 scores[own[list / 2].count()..].fill(f32::NEG_INFINITY);
-                // The last page of each row is picked.
+                // Makes sure that the last page of each row is selected.
                 scores[own[list / 2].count() - 1] = f32::INFINITY;
             }
             let (mut lists, mut on_device) = (TokenLists::default(), Scores::default());
@@ -1835,8 +1835,8 @@ fn pages_of_rows_that_end_earlier_are_picked_up_to_their_end() {
     }
 }
 
-/// Where rows have candidates behind the index of a prefix of 50 tokens: four of the prefix and some of their own, none, and two of the
-/// prefix and one of their own.
+/// The rows' candidates that the index of a prefix of 50 tokens lacks: four of the prefix and some of the tail, none, and two of the prefix
+/// and one of the tail.
 const BEHIND: [Range<usize>; 3] = [46..59, 50..50, 48..51];
 
 #[test]
@@ -1861,7 +1861,7 @@ fn keys_behind_a_prefix_are_gathered_and_their_scores_follow() {
         for head in 0..2 {
             let [keys, _] = gathered.download_rows(&gpu, head, 0..3 * room).unwrap();
             for (at, key) in keys.chunks_exact(d).enumerate().filter(|(at, _)| !BEHIND[at / room].is_empty()) {
-                // A row's tokens in whole pages: the last page is filled with its last token, and repeats.
+                // A row's tokens in whole pages: the last page is filled up with its last token, and is then repeated.
                 let own: Vec<usize> = BEHIND[at / room].clone().collect();
                 let pages: Vec<&[usize]> = own.chunks(page).collect();
                 let of_page = pages[(at % room / page).min(pages.len() - 1)];
@@ -1873,7 +1873,7 @@ fn keys_behind_a_prefix_are_gathered_and_their_scores_follow() {
                 assert_eq!(key, expected, "{storage:?}, head {head}, place {at}");
             }
         }
-        // Rows 1 and 2 alone, too: tables and scores begin with the first of them.
+        // Also only rows 1 and 2, so that tables and scores begin with row 1.
         for some in [0..3, 1..3] {
             let (count, most) = (some.len(), BEHIND.iter().map(Range::len).max().unwrap());
             let (scores, own) = (noise(count * lists * of_prefix, 320), noise(count * lists * count * room, 321));
@@ -1924,7 +1924,7 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
             check_picks(&gpu, &pages, &["noise", "negative", "equal", "few", "zeros", "wide", "odd"], &chosen);
         }
     }
-    // So many lists that fewer blocks work on each; lists so long that a block has many open candidates.
+    // Lists so many that fewer blocks work on each, and lists so long that a block has many open candidates.
     for (rows, tokens) in [(20, 5000), (20, 65_536), (20, 65_537), (17, 140_000), (20, 270_000), (2, 530_000)] {
         let pages = Pages { tokens: 3..3 + tokens, size: 1 };
         let chosen: Vec<usize> = (0..rows).map(|row| [tokens / 16, tokens / 3, 77][row % 3]).collect();
@@ -1932,8 +1932,7 @@ fn the_pages_with_the_largest_scores_are_those_that_the_host_picks() {
     }
 }
 
-/// Each selection kernel once with a representative sample and once with a misleading one, short enough for a tool that checks every
-/// access.
+/// Each selection kernel runs with a representative sample and with a misleading one, briefly enough for a tool that checks every access.
 #[test]
 #[ignore = "needs a GPU"]
 fn each_kernel_picks_the_largest_of_scores() {
@@ -1945,7 +1944,7 @@ fn each_kernel_picks_the_largest_of_scores() {
     }
 }
 
-/// The order in which scores are selected.
+/// Returns the order in which scores are selected.
 fn by_score(scores: &[f32]) -> Vec<u32> {
     let score = |i: &u32| Some(scores[*i as usize]).filter(|x| !x.is_nan()).unwrap_or(f32::NEG_INFINITY);
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
@@ -1953,7 +1952,7 @@ fn by_score(scores: &[f32]) -> Vec<u32> {
     order
 }
 
-/// The least and the greatest number of largest scores that hold a share of the mass, within rounding.
+/// Returns the least and the greatest number of largest scores that hold a share of the mass, within rounding.
 fn needed_for_share(scores: &[f32], order: &[u32], (share, scale): (f64, f32), least: usize) -> [usize; 2] {
     let n = order.len();
     let max = f64::from(scores[order[0] as usize]);
@@ -2018,7 +2017,7 @@ fn the_fewest_pages_with_a_share_of_the_mass_are_picked() {
     }
 }
 
-/// The input of [`spattn::kernels::cuda::DrawWorkspace`]: the keys of generators with these seeds.
+/// Returns the input of [`spattn::kernels::cuda::DrawWorkspace`]: the keys of generators with these seeds.
 fn draw_keys(seeds: impl IntoIterator<Item = u64>) -> Vec<u32> {
     let words = |seed| ChaCha8Rng::seed_from_u64(seed).get_seed();
     seeds.into_iter().flat_map(|seed| words(seed).as_chunks::<4>().0.to_vec()).map(u32::from_le_bytes).collect()
@@ -2035,7 +2034,7 @@ fn draws_are_those_of_the_host() {
             let (mut lists, mut on_device, mut room) =
                 (TokenLists::default(), Scores::default(), DrawWorkspace::default());
             let most = draws.min(n);
-            // Scores are those of the second and third of three rows.
+            // The scores belong to the second and third of three rows.
             lists.resize(&gpu, TokenListLayout::new(2, most).weighted(), vec![tokens.end; 3]).unwrap();
             on_device.resize(&gpu, 2, 2, n).unwrap();
             on_device.upload(&gpu, &scores).unwrap();
@@ -2058,7 +2057,7 @@ fn draws_are_those_of_the_host() {
                     let x = rng.random::<f64>() * mass;
                     let drawn = up_to.partition_point(|sum| *sum <= x).min(n - 1);
                     expected[drawn] += 1;
-                    // A number within rounding of a bound may be counted for a neighbour.
+                    // Rounding may count a number near a bound for the neighbouring token.
                     near += usize::from(
                         [drawn.saturating_sub(1), drawn].iter().any(|i| (up_to[*i] - x).abs() < 1e-5 * mass),
                     );
@@ -2072,7 +2071,7 @@ fn draws_are_those_of_the_host() {
                 let (mut found, mut strange) = (0, 0);
                 for (token, weight) in picked.iter().zip(weights) {
                     let i = *token as usize - tokens.start;
-                    // The exponential of the remaining logit is its share of the draws times the mass.
+                    // exp(scaled score - weight), over the mass, is the token's share of the draws.
                     let left = (f64::from(scale) * f64::from(scores[i]) - f64::from(weight)).exp() / mass;
                     let times = (left * draws as f64).round();
                     assert!((left * draws as f64 / times - 1.0).abs() < 1e-3, "{what}: {left} of the draws");
@@ -2130,7 +2129,7 @@ fn codes_stand_for_centroids() {
     }
 }
 
-/// Logits by the `r` largest channels of a query, or of its group's queries together, from the definition.
+/// Computes logits by the `r` largest channels of a query, or of its group's queries together, from the definition.
 fn logits_by_channels(queries: &[&[f32]], own: &[f32], r: usize, keys: &[&[f32]]) -> Vec<f64> {
     let d = own.len();
     let mut order: Vec<usize> = (0..d).collect();
@@ -2223,7 +2222,7 @@ fn queries_choose_channels_and_picks_leave_shares_over() {
 #[ignore = "needs a GPU"]
 fn what_lists_hold_is_counted() {
     let gpu = gpu();
-    // Two lists for each row: for the two query heads of one KV head, or for two KV heads with three query heads each.
+    // Each row has two lists: for the two query heads of one KV head, or for two KV heads with one or three query heads each.
     for (kv_heads, heads) in [(1, 2), (2, 6), (2, 2)] {
         for (size, tokens, chosen) in
             [(1, 4..300, [10, 0, 296]), (16, 4..1001, [9, 63, 62]), (1, 10..900_000, [100_000, 3, 899_990])]
@@ -2268,7 +2267,7 @@ fn lists_of_the_device_are_attended_as_those_of_the_host() {
     let gpu = gpu();
     let (d, kv_heads, prefix_tokens, total) = (64, 2, 400, 403);
     for storage in STORAGES {
-        // A list for each query head, or for each KV head with three query heads.
+        // One list for each KV head with one or three query heads.
         for group in [1, 3] {
             let heads = kv_heads * group;
             let prefix = Kv::new(kv_heads, prefix_tokens, d, 160, storage);
@@ -2337,7 +2336,7 @@ fn long_lists_go_up_in_pieces() {
     for count in [1, 65_536, 65_537, 1 << 20, (1 << 20) + 3, 3 << 20] {
         let numbers: Vec<u32> = (0..count as u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
         let mut buffer = gpu.alloc(4 * count + 4).unwrap();
-        // Twice in a row, so that pieces are still being copied when others are written.
+        // Twice in a row, so that the first copy may still be running when the second begins.
         gpu.upload_to(&mut buffer, 4, &vec![7u32; count]).unwrap();
         gpu.upload_to(&mut buffer, 4, &numbers).unwrap();
         let mut back = vec![0u32; count];
@@ -2406,13 +2405,13 @@ fn prefill_attention_of_odd_sizes() {
     }
 }
 
-/// Blocks with random lists, with and without diagonals and extra tokens for single rows. Each row attends the tokens of its list and of
-/// the diagonals before its start, each once; all tokens from its start to itself; and its extra tokens with a bias on their logits.
+/// Blocks have random lists, with and without diagonals and extra tokens for single rows. Each row attends, each token once, those of its
+/// list and its diagonals before its start, all tokens from its start to itself, and its extra tokens with a bias on their logits.
 #[test]
 #[ignore = "needs a GPU"]
 fn blocks_of_rows_attend_lists_and_stretches() {
     let gpu = gpu();
-    // Width, heads of a group, rows of a block, and whether a group shares its lists.
+    // The width, the heads of a group, the rows of a block, and whether a group shares its lists.
     let cases = [
         (16, 1, 32, false),
         (64, 4, 32, true),
@@ -2435,7 +2434,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                 let listed = |block: usize, list: usize| -> Vec<u32> {
                     let end = first + (block * block_rows + block_rows).min(rows);
                     let of = &draws[(block * lists + list) * total..][..end];
-                    // None, some, or all.
+                    // The list holds none, some, or all of the tokens.
                     let bound = [2.0, 0.3, -2.0][(block + list) % 3];
                     (0..end as u32).filter(|token| of[*token as usize] > bound).collect()
                 };
@@ -2444,7 +2443,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                     let share = f64::from(draws_of_starts[list * rows + row]).abs();
                     ((first + row) as f64 * share) as usize
                 };
-                // No diagonals, or for each list a third of the near distances and few of the far ones.
+                // Every third list has no diagonals; the others have a third of the near distances and few of the far ones.
                 let draws_of_distances = noise(lists * total, 95);
                 let distances = |list: usize| -> Vec<usize> {
                     let bound = |distance: usize| if distance < 50 { 0.4 } else { 0.96 };
@@ -2457,7 +2456,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
                     let met = diagonals.into_iter().filter_map(|distance| (first + row).checked_sub(distance));
                     listed.chain(met).filter(|token| *token < start(list, row)).collect()
                 };
-                // In two of three rows, some of the other tokens before the start, in any order, with a bias of zero or another one.
+                // Two of three rows have some of the other tokens before the start, in descending order, with or without a bias.
                 let draws_of_own = noise(lists * rows * total, 96);
                 let own = |has_diagonals: bool, list: usize, row: usize| -> Vec<(u32, f32)> {
                     let (before, draws) =
@@ -2534,7 +2533,7 @@ fn blocks_of_rows_attend_lists_and_stretches() {
     }
 }
 
-/// Planned masks of a prompt so long that its lists are uploaded in several pieces: each row attends its own tokens.
+/// The prompt is so long that the lists of planned masks are uploaded in several pieces; each row attends its own tokens.
 #[test]
 #[ignore = "needs a GPU"]
 fn long_prompts_are_read_by_planned_masks_in_pieces() {
@@ -2572,7 +2571,7 @@ fn assert_read_alike(gpu: &Gpu, method: &Configured, queries: &[f32], heads: usi
         let what = format!("{} {storage:?}, {} tokens in chunks of {chunk}", method.label(), kv.tokens());
         assert_near(&out, &expected, tolerance(storage), &what);
         let (ours, theirs) = (counted.total(|_| true), costs.total(|_| true));
-        // Where each row has its own selection, the host rounds the products of each block of rows.
+        // Where each row has its own selection, the host rounds the number of products of each block of rows.
         let off = (ours.score_flops as f64 - theirs.score_flops as f64).abs();
         assert!(
             off <= rounding * theirs.score_flops as f64,
@@ -2625,7 +2624,7 @@ fn read_there(
             scale: scale(kv.keys.d()),
             rule: LayerRule::PLAIN,
         };
-        // Only a mask over the whole prompt is shown anything, and has it in one chunk.
+        // Only a mask that is planned over the whole prompt reads this, and it gets the prompt in one chunk.
         let shown = PrefillChunk::new(0, 0, whole, heads, kv);
         assert!(sparse.attend_on_device(gpu, &shown, &rows, &cache, &mut out, None).unwrap(), "{}", method.label());
         all.extend(fetch(gpu, &out, count * width, storage));
@@ -2672,7 +2671,7 @@ fn prompts_are_read_by_masks_as_on_the_host() {
         let (heads, kv_heads, tokens) = (6, 2, 941);
         let queries = stored(&noise(tokens * heads * d, 61), storage);
         let values = noise(tokens * kv_heads * d, 63);
-        // Different keys; and the same key for all, so that blocks have equal scores and the first ones are kept.
+        // Different keys; and one key for all tokens, so that blocks have equal scores and the first ones are kept.
         let own_keys = noise(tokens * kv_heads * d, 62);
         let shared_keys: Vec<f32> =
             own_keys.chunks(kv_heads * d).flat_map(|_| own_keys[..kv_heads * d].to_vec()).collect();
@@ -2689,8 +2688,8 @@ fn prompts_are_read_by_masks_as_on_the_host() {
     }
 }
 
-/// Each row of a prompt attends what it selects: in blocks of rows that the device selects for at once, from the rows on that have
-/// candidates. Numbers are multiples of an eighth, so that products have no rounding, and equal scores are equal on both.
+/// Each row of a prompt attends what it selects. From the first row with candidates on, the device selects for blocks of rows at a time.
+/// Numbers are multiples of an eighth, so that products are exact, and equal scores are equal on both.
 #[test]
 #[ignore = "needs a GPU"]
 fn prompts_are_read_by_a_selection_for_each_row_as_on_the_host() {
@@ -2726,7 +2725,7 @@ fn prompts_are_read_by_a_selection_for_each_row_as_on_the_host() {
     assert!(tested >= 30, "{tested} of 42 were read by the GPU");
 }
 
-/// Labels of four bits are rounded alike on both, but for what their scales leave: a few rows of a prompt may select others.
+/// Labels of four bits are rounded alike on both, except for their scales, so a few rows of a prompt may select other tokens.
 #[test]
 #[ignore = "needs a GPU"]
 fn rows_select_by_codes_as_on_the_host() {
@@ -2789,7 +2788,7 @@ fn last_rows_of_several_contexts_are_those_of_one() {
     }
 }
 
-/// The output of dense attention for every row of a prompt, in f64.
+/// Computes the output of dense attention for every row of a prompt, in f64.
 fn attend_densely(queries: &[f32], heads: usize, kv: &LayerKv, out: &mut [f32]) {
     let (shape, width) = (kv.shape(), heads * kv.shape().d);
     let (d, group) = (shape.d, heads / shape.kv_heads);
@@ -2809,8 +2808,8 @@ fn attend_densely(queries: &[f32], heads: usize, kv: &LayerKv, out: &mut [f32]) 
     });
 }
 
-/// Short prompts with or without extra tokens for single rows: without sink and window, where every other token is an extra one, and with a
-/// window that leaves nothing for some rows.
+/// Short prompts have extra tokens for single rows or none: without sink and window, every other token is an extra one; with a window, some
+/// rows have none.
 #[test]
 #[ignore = "needs a GPU"]
 fn short_prompts_are_read_by_masks_with_tokens_of_rows_own() {
@@ -2879,7 +2878,7 @@ fn what_keys_receive_from_a_prompt() {
                 };
                 let what = format!("{storage:?} d {d} group {group}, {rows} rows from {first}");
                 let whole = received(&[rows]);
-                // The logarithms come from the same products as the weights, so only sums are rounded.
+                // The logarithms come from the same products as the weights, so only the sums differ by rounding.
                 assert_near(&whole, &expected, 2e-5, &what);
                 let parts: Vec<usize> = [1, 17, 100].into_iter().filter(|to| *to < rows).chain([rows]).collect();
                 assert_eq!(whole, received(&parts), "{what}, in pieces");
@@ -2919,7 +2918,7 @@ fn rotation_with_norms_and_places() {
                         let (a, b) = (x[one], x[other]);
                         (x[one], x[other]) = ((a * cos - b * sin) * 1.5, (b * cos + a * sin) * 1.5);
                     }
-                    // Of the three positions, one is within the first step, and one is at the beginning of the second.
+                    // One of the three positions is within the first step, and one at the beginning of the second.
                     let grown = growth.map_or(1.0, |beta| 1.0 + f64::from(beta) * f64::from(1 + position / 11).ln());
                     x.iter_mut().filter(|_| head < heads).for_each(|x| *x *= grown);
                 }
@@ -3013,7 +3012,7 @@ fn greedy_continuations_are_identical_from_any_split_of_the_prompt() {
 fn the_likeliest_tokens_are_those_that_the_host_finds() {
     let (gpu, rows) = (gpu(), 6);
     for columns in [1, 31, 1000, 151_936] {
-        // Many are equal.
+        // Many logits are equal.
         let mut logits: Vec<f32> = noise(rows * columns, 700).iter().map(|x| (4.0 * x).round()).collect();
         let (of_row, last) = (|row: usize| row * columns..(row + 1) * columns, columns - 1);
         logits[of_row(1)].iter_mut().for_each(|x| *x = -x.abs());
@@ -3036,7 +3035,7 @@ fn the_likeliest_tokens_are_those_that_the_host_finds() {
 fn sums_and_divergences_of_rows_have_the_bits_of_the_host() {
     let (gpu, rows) = (gpu(), 5);
     for columns in [1, 15, 16, 100, 2048, 4099, 151_936] {
-        // Rows differ in how far their logits are from each other.
+        // Rows differ in the spread of their logits.
         let logits = |seed: u64| -> Vec<f32> {
             let numbers = noise(rows * columns, seed);
             numbers
@@ -3080,7 +3079,7 @@ fn sums_and_divergences_of_rows_have_the_bits_of_the_host() {
     }
 }
 
-/// A sum, and the sum of its terms' sizes.
+/// A sum, and the sum of the absolute values of its terms.
 #[derive(Clone, Copy, Default)]
 struct NaiveSum {
     sum: f64,
@@ -3099,14 +3098,14 @@ impl NaiveSum {
         sum
     }
 
-    /// Whether another order of the terms gives `found`. With f32 numbers anywhere on the way it would be farther off.
+    /// Whether another order of the terms may give `found`; with an f32 number anywhere in between, it would be farther off.
     fn is(&self, found: f64) -> bool {
         (found - self.sum).abs() <= 1e-12 * self.sizes
     }
 }
 
-/// A row or channel that is left out, counted twice or of another head, at the end of a tile, a stage or a chunk, is a whole term off; what is
-/// read beyond the rows is NaN.
+/// A row or channel at the end of a tile, stage or chunk that is left out, counted twice or taken from another head makes an error of a
+/// whole term. What follows the rows is NaN.
 #[test]
 #[ignore = "needs a GPU"]
 fn moments_of_rows_are_sums_over_all_of_them() {
@@ -3118,7 +3117,7 @@ fn moments_of_rows_are_sums_over_all_of_them() {
             let moments = || gpu.moments(&buffer, (heads, rows, d)).unwrap();
             let found = moments();
             assert_eq!(found.len(), heads);
-            // What is added in the order in which blocks end differs between runs.
+            // Sums in the order in which blocks end would differ between runs.
             assert!(found == moments(), "{rows} rows of {d}: other sums when they are computed again");
             for (head, found) in found.iter().enumerate() {
                 let (mut sum, mut products) = (vec![NaiveSum::default(); d], vec![NaiveSum::default(); d * d]);
@@ -3142,7 +3141,7 @@ fn moments_of_rows_are_sums_over_all_of_them() {
     }
 }
 
-/// Ranges of tokens of which forms and norms are computed, with the channels of a head and the query heads of a group.
+/// Ranges of tokens whose forms and norms are computed, with the channels of a head and the query heads of a group.
 const FORMED: [(usize, Range<usize>, usize); 9] = [
     (1, 0..1, 1),
     (5, 3..34, 3),
@@ -3155,8 +3154,8 @@ const FORMED: [(usize, Range<usize>, usize); 9] = [
     (256, 130..350, 3),
 ];
 
-/// Means and matrices have more bits than f32 numbers have. A form of the token, head, KV head or matrix beside it, without the channels at the
-/// end of a tile, or of a matrix that is not there, is far off.
+/// Means and matrices have more bits than f32 numbers. A form is far off if it is of another token, head, KV head or matrix, lacks the
+/// channels at the end of a tile, or uses a matrix that is not given.
 #[test]
 #[ignore = "needs a GPU"]
 fn forms_of_keys_are_those_of_each_head_of_the_group() {
@@ -3166,7 +3165,7 @@ fn forms_of_keys_are_those_of_each_head_of_the_group() {
         high.iter().zip(low).map(|(high, low)| f64::from(*high) + 1e-8 * f64::from(low)).collect()
     };
     for (storage, (d, tokens, group)) in STORAGES.into_iter().flat_map(|storage| FORMED.map(|case| (storage, case))) {
-        // Behind the range are NaN.
+        // NaN follows the range.
         let (kv, capacity) = (Kv::new(2, tokens.end, d, 910, storage), tokens.end + 70);
         let buffers = kv.send(&gpu, capacity, storage);
         let of = cache(&buffers, capacity, &kv, storage);
@@ -3197,14 +3196,14 @@ fn forms_of_keys_are_those_of_each_head_of_the_group() {
     }
 }
 
-/// Squares in f64, a sum in f32 or in another order have other bits.
+/// Squares in f64 and sums in f32 or in another order would have other bits.
 #[test]
 #[ignore = "needs a GPU"]
 fn norms_of_values_have_the_bits_of_the_host() {
     let gpu = gpu();
     for (storage, (d, tokens, _)) in STORAGES.into_iter().flat_map(|storage| FORMED.map(|case| (storage, case))) {
         let mut kv = Kv::new(2, tokens.end, d, 940, storage);
-        // From large numbers to small ones: sums lose bits that depend on the order.
+        // Numbers from large to small, so that sums lose bits that depend on the order.
         let shrink = |(i, x): (usize, &mut f32)| *x *= 0.25f32.powi((i * 7 % 13) as i32);
         kv.values.iter_mut().enumerate().for_each(shrink);
         kv.values = stored(&kv.values, storage);
@@ -3223,7 +3222,7 @@ fn norms_of_values_have_the_bits_of_the_host() {
     }
 }
 
-/// Also of a model that caps its logits, whose distributions the host makes.
+/// One of the models caps its logits, so the host computes its distributions.
 #[test]
 #[ignore = "needs a GPU"]
 fn tokens_are_scored_on_the_device_as_on_the_host() {
@@ -3240,7 +3239,7 @@ fn tokens_are_scored_on_the_device_as_on_the_host() {
         let of_own = PredictingRows { rows: &own[..count * hidden], ..of_full };
         let logits_there = |parts: &[PredictingRows<'_>]| g.decoder.row_logits(parts.iter().copied()).unwrap();
         let (full, scores_of_full) = g.decoder.distributions(logits_there(&[of_full]), of_full).unwrap();
-        // Two parts: one beside `full`, the other alone.
+        // Two parts: one compared with `full`, the other alone.
         let parts = [(of_own, Some(&full)), (of_full, None)];
         let scores = g.decoder.score_tokens(logits_there(&[of_own, of_full]), &parts).unwrap();
 
@@ -3263,7 +3262,7 @@ fn streams<'s>(forks: &'s mut [Sequence], tokens: &'s [Vec<u32>]) -> Vec<Stream<
     forks.iter_mut().zip(tokens).map(|(fork, tokens)| Stream { fork, tokens }).collect()
 }
 
-/// Also of a model that caps its logits, whose tokens the host chooses.
+/// One of the models caps its logits, so the host chooses its tokens.
 #[test]
 #[ignore = "needs a GPU"]
 fn steps_that_choose_take_the_tokens_that_the_logits_say() {
@@ -3287,7 +3286,7 @@ fn steps_that_choose_take_the_tokens_that_the_logits_say() {
     }
 }
 
-/// Methods of every kind of selection and weighting.
+/// Methods with every kind of selection and weighting.
 const SPECS: [&str; 16] = [
     "full",
     "topk:k=16",
@@ -3307,7 +3306,7 @@ const SPECS: [&str; 16] = [
     "pqcache:k=16",
 ];
 
-/// Methods that select on a device or not at all, for a single layer.
+/// Methods for a single layer that select on the device or not at all.
 const ALONE: [&str; 17] = [
     "full",
     "streaming_llm:window=100",
@@ -3357,7 +3356,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
             }
             (kv, rows.next().unwrap(), rows.next().unwrap())
         };
-        // Two sequences; the first one is repeated as the third.
+        // Three sequences, of which the third repeats the first.
         let drawn = [drawn(400), drawn(500)];
         let with_next = drawn.each_ref().map(|(kv, key, value)| (kv, Following { key, value }));
         let alone = Arc::new(LayerAlone::new(gpu.clone(), HEADS, &with_next, BATCH, (2, tier)).unwrap());
@@ -3386,11 +3385,11 @@ fn a_layer_alone_gives_what_the_host_gives() {
                 fork.step(0, own, key, value, &mut expected).unwrap();
                 let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
                 let what = format!("{dtype:?} {d} wide, {tokens} tokens, {spec}, sequence {i}");
-                // A choice between two nearly equal scores may differ.
+                // Either of two nearly equal scores may be selected.
                 assert_near(&ours[i * HEADS * d..][..HEADS * d], &expected, tolerance(storage).max(2e-3) * 2.0, &what);
                 attended += fork.costs().total(|_| true).attended_tokens;
             }
-            // So may the hash of a number near zero.
+            // A number near zero may have another hash.
             let ours = run.fork().costs().total(|_| true).attended_tokens;
             let allowed = if spec.starts_with("magicpig") { attended / 1000 } else { 0 };
             assert!(ours.abs_diff(attended) <= allowed, "{dtype:?}, {spec}: {ours} tokens attended, not {attended}");
@@ -3398,7 +3397,7 @@ fn a_layer_alone_gives_what_the_host_gives() {
     }
 }
 
-/// The results of all methods in [`SPECS`] after `reader` has read most of a prompt: the logits of each step, and the runs.
+/// Runs all methods in [`SPECS`] after `reader` has read most of a prompt; returns the logits of each step, and the sequences.
 ///
 /// Both devices continue from the same numbers, because a single different bit of a hash would change what is sampled.
 fn run_all(
@@ -3409,7 +3408,7 @@ fn run_all(
     run_some(reader, golden, &SPECS, fidelity, false)
 }
 
-/// As [`run_all`], for some methods; the host may select for all of them.
+/// Does what [`run_all`] does for some methods; the host may select for all of them.
 fn run_some(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
@@ -3421,7 +3420,7 @@ fn run_some(
     run_methods(reader, golden, &methods, fidelity, on_host)
 }
 
-/// As [`run_some`], for methods that may have a calibration.
+/// Does what [`run_some`] does for methods that may have a calibration.
 fn run_methods(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
@@ -3432,7 +3431,7 @@ fn run_methods(
     run_in_steps(reader, golden, methods, (fidelity, on_host), (30, false))
 }
 
-/// As [`run_methods`], with steps of so many rows; misses of what is picked ahead may be counted.
+/// Does what [`run_methods`] does with `rows` rows in a step; misses of selection ahead may be counted.
 fn run_in_steps(
     reader: &golden_model::Golden,
     golden: &golden_model::Golden,
@@ -3518,7 +3517,7 @@ fn check_every_way_to_pick(model: &str) {
 #[test]
 #[ignore = "needs a GPU"]
 fn recorded_steps_give_what_launched_ones_give() {
-    // Experts with biases, and queries that grow.
+    // A plain model, one whose experts have biases, and one whose queries grow.
     ["llama3", "gpt-oss", "ministral3"].into_iter().for_each(check_recorded_steps);
 }
 
@@ -3548,8 +3547,8 @@ fn check_recorded_steps(model: &str) {
     }
 }
 
-/// Kernels of a step start before those ahead have ended, and wait: launched one by one or recorded, they compute the same bits as kernels
-/// that run one after the other.
+/// Kernels of a step start before earlier ones have ended, and wait for them. Launched one by one or recorded, they compute the same bits
+/// as kernels that run one after the other.
 #[test]
 #[ignore = "needs a GPU"]
 fn kernels_that_overlap_give_the_same_bits() {
@@ -3582,7 +3581,7 @@ fn check_overlap(decoder: &Decoder, spec: &str, what: &str) {
     let step = |fork: &mut Sequence, token: &u32| {
         decoder.step(&mut [Stream { fork, tokens: std::slice::from_ref(token) }], n).unwrap().concat()
     };
-    // Steps that alternate with those of another prefix differ in what they launch, so nothing is recorded.
+    // Steps that alternate with those of another prefix differ in their launches, so none is recorded.
     let run = |overlaps: bool, recorded: bool| -> Vec<Vec<f32>> {
         decoder.cuda().expect("the decoder is on a GPU").device().overlap_kernels(overlaps);
         let (mut own, mut other) = (fork(&long), fork(&short));
@@ -3624,7 +3623,7 @@ const THERE: [&str; 88] = [
     "double_sparsity:kind=random,channels=4,k=16",
     "double_sparsity:kind=random,channels=d,label_bits=2,k=20,per=kv_head",
     "double_sparsity:kind=random,channels=d,k=20,per=kv_head,reduce=max",
-    // By queries that the input of the layer before has.
+    // By queries made from the previous layer's input.
     "double_sparsity:kind=random,channels=4,k=16,offload=true",
     "double_sparsity:kind=random,channels=d,k=20,per=kv_head,offload=true,dense_layers=0",
     "magicpig:K=4,L=20",
@@ -3633,7 +3632,7 @@ const THERE: [&str; 88] = [
     "hip:k=16,b_k=4,per=kv_head,r_m=1",
     "hip:k=16,r_m=8",
     "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7",
-    // What is picked is kept for later steps, but not at a dense layer.
+    // The selection is kept for later steps, but not at a dense layer.
     "hip:k=16,r_m=4,dense_layers=0",
     "lsh_bits:k=16",
     "lsh_bits:bits=40,label=av,k=20,per=kv_head",
@@ -3647,7 +3646,7 @@ const THERE: [&str; 88] = [
     "topp:density=0.4",
     "topk:pick=topp,p=0.7,per=kv_head",
     "topk:pick=topp,p=1",
-    // Of many draws, some fall within rounding of a bound; `draws_are_those_of_the_host` covers those.
+    // Among many draws, some fall within rounding of a bound; `draws_are_those_of_the_host` covers those.
     "oracle_sampling:budget=16",
     "oracle_sampling:budget=1",
     "infllm:page=8,k=24,representatives=3,window=10",
@@ -3678,7 +3677,7 @@ const THERE: [&str; 88] = [
     "bigbird:window=32,block=8",
     "random:k=16",
     "random:ratio=0.2,per=kv_head",
-    // Tokens that follow the prefix become candidates: of 90, some or nearly all.
+    // Tokens of the tail become candidates: of 90, some or nearly all.
     "topk:k=16,tail=indexed",
     "topk:ratio=0.1,tail=window:5,per=kv_head",
     "topk:k=5000,local=0,tail=indexed",
@@ -3693,7 +3692,7 @@ const THERE: [&str; 88] = [
     "hip:k=32,b_k=4,b_sk=2,key_offset=last,r_m=7,local=0,tail=indexed",
     "hip:k=48,b_k=8,per=kv_head,r_m=1,local=0,tail=indexed",
     "hip:k=16,r_m=3,dense_layers=0,tail=indexed",
-    // Layers have budgets of their own.
+    // Each layer has its own budget.
     "topk:k=16,schedule=linear",
     // The first layer has no budget.
     "topk:k=1,schedule=linear",
@@ -3776,7 +3775,7 @@ fn check_picks_there(model: &str) {
     }
 }
 
-/// A kind of calibration, learned from a model's prompt.
+/// Learns a kind of calibration from a model's prompt.
 fn learned(golden: &golden_model::Golden, kind: &str) -> Artefact {
     let (config, n) = (golden.decoder.config(), golden.prompt.len());
     let model = ModelShape {
@@ -3833,7 +3832,7 @@ fn methods_that_have_learned_pick_what_the_host_picks() {
     }
 }
 
-/// Several threads observe a chunk at once: a copy for one of them must not be scheduled so that it waits for itself.
+/// Several threads observe a chunk at once. The copy for one of them must not be scheduled such that it waits for itself.
 #[test]
 #[ignore = "needs a GPU"]
 fn many_threads_may_look_at_what_a_device_reads() {
@@ -3858,7 +3857,7 @@ fn many_threads_may_look_at_what_a_device_reads() {
     waiting.recv_timeout(std::time::Duration::from_secs(60)).expect("no thread waits for itself");
 }
 
-/// The inputs of all layers for a prompt, `[layer][token][hidden]`, as an observer of its chunks sees them.
+/// Returns the inputs of all layers for a prompt, `[layer][token][hidden]`, as an observer of its chunks sees them.
 fn inputs_of_layers(name: &str, device: Device) -> Vec<Vec<f32>> {
     let g = load(name, device);
     let mut inputs = vec![Vec::new(); g.decoder.config().layers];
@@ -3888,7 +3887,7 @@ fn layers_get_the_inputs_that_they_get_on_the_cpu() {
 #[ignore = "needs a GPU"]
 fn runs_of_one_method_are_picked_for_together() {
     let g = load("llama3", CUDA);
-    // The last ones share only an index, so that no answer can be used for another.
+    // The last ones share only an index, so the answer of one cannot be used for another.
     let specs = [
         "topk:k=16",
         "quest:k=32",
@@ -3970,7 +3969,7 @@ fn a_prefix_is_gone_on_with() {
     }
 }
 
-/// The attention mass of all heads of all layers over a prompt that is read in two parts.
+/// Returns the attention mass of all heads of all layers over a prompt that is read in two parts.
 fn masses(g: &golden_model::Golden) -> Vec<f32> {
     let (decoder, n) = (&g.decoder, g.prompt.len());
     let needs = std::collections::BTreeSet::from([PromptNeed::AttentionMass]);

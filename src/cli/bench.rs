@@ -311,7 +311,7 @@ impl BenchArgs {
         Ok(methods)
     }
 
-    /// Refuses a method that attends on the host where a GPU would not leave that to it.
+    /// Refuses a method that attends on the host if it would not do so in this benchmark on a GPU.
     fn check_attending_on_host(&self, method: &Configured) -> Result<(), UsageError> {
         let label = method.label();
         if self.device()? == Device::Cpu || !matches!(self.what, What::Attention | What::Decode) {

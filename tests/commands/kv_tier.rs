@@ -141,7 +141,7 @@ fn a_plan_states_memory_by_tier() {
     assert!((whole * 8 / 10..whole * 9 / 10).contains(&saved), "{saved} of {whole}");
 }
 
-/// On a CPU the host attends anyway.
+/// On a CPU the host attends with either setting.
 #[test]
 fn what_the_host_attends_for_a_gpu_is_what_a_cpu_attends() {
     let dir = TempDir::new().unwrap();
@@ -150,7 +150,7 @@ fn what_the_host_attends_for_a_gpu_is_what_a_cpu_attends() {
         let args = ["eval", "-q", "-t", "ruler/niah_single_2", "-l", "1K", "-n", "2", "-m", &spec, "--out", attend_on];
         spattn(&args).within(dir.path()).ok();
         let mut found = records(&dir.path().join(attend_on)).0;
-        // What was asked for is all that differs.
+        // Only the requested settings differ.
         let fields = found.iter_mut().map(|record| record.as_object_mut().unwrap());
         fields.for_each(|record| ["params", "settings"].iter().for_each(|field| drop(record.remove(*field))));
         found

@@ -1,7 +1,7 @@
-//! Tokens that are picked while the layer before computes, and fetched from host memory meanwhile.
+//! Tokens that are selected while the layer before computes, and fetched from host memory meanwhile.
 //!
-//! What is fetched here takes most of a millisecond or more, and the kernel that needs it is enqueued some microseconds later. So attention that
-//! did not wait for it, copies that did not wait for the lists, and copies that overwrote what is still attended would each change the bits.
+//! A fetch takes most of a millisecond or more here, and the kernel that needs it is enqueued some microseconds later. So the bits would
+//! change if attention did not wait for the fetch, if copies did not wait for the lists, or if copies overwrote what is still attended.
 
 use spattn::attention::{Configured, IndexCache, Sequence};
 use spattn::cost::{Cost, LayerCosts};
@@ -23,14 +23,14 @@ use super::{
     scores_like, send,
 };
 
-/// A copy of a buffer in pinned host memory.
+/// Copies a buffer to pinned host memory.
 pub(super) fn pinned(gpu: &Gpu, there: &Buffer) -> Buffer {
     let mut here = gpu.alloc_on_host(there.bytes()).unwrap();
     gpu.copy(there, 0, &mut here, 0, there.bytes()).unwrap();
     here
 }
 
-/// A prefix, what follows it, and queries, for two heads that have keys of their own.
+/// A prefix, a tail and queries, for two heads with their own keys.
 struct Material {
     prefix: Kv,
     storage: Storage,
@@ -60,7 +60,7 @@ impl Material {
         cache(kv, PREFIX, &self.prefix, self.storage)
     }
 
-    /// What both heads attend of a few static tokens and of lists.
+    /// Attends a few static tokens and the lists, for both heads.
     fn attend(&self, gpu: &Gpu, lists: &TokenLists, kv: &[Buffer; 2]) -> Vec<u32> {
         let tail = self.tail();
         let mut attention = Attention::new(1, 2, (2, 2 * lists.most()), gpu.processors());
@@ -79,7 +79,7 @@ impl Material {
     }
 }
 
-/// Selects half of the tokens behind the first four, some of them behind the prefix.
+/// Selects half of the tokens after the first four, some of them from the tail.
 fn select(gpu: &Gpu, seed: u64, lists: &mut TokenLists, (chosen, scores): (&HostDeviceVec<u32>, &mut Scores)) {
     let pages = Pages { tokens: 4..TOTAL - 1, size: 1 };
     scores.resize(gpu, 1, 2, pages.count()).unwrap();
@@ -88,7 +88,7 @@ fn select(gpu: &Gpu, seed: u64, lists: &mut TokenLists, (chosen, scores): (&Host
     gpu.top_pages(scores, (chosen, None), 0, &pages, lists).unwrap();
 }
 
-/// Lists are selected anew, fetched and attended again and again, two of them in turn, while the host waits for nothing.
+/// Lists are selected, fetched and attended again and again, two of them in turn, and the host waits for nothing.
 #[test]
 #[ignore = "needs a GPU"]
 fn attention_of_fetched_tokens_is_that_of_the_prefix() {
@@ -116,7 +116,7 @@ fn attention_of_fetched_tokens_is_that_of_the_prefix() {
             assert!(ours == material.attend(&gpu, &plain, &material.there), "{storage:?}, turn {turn}");
         }
         assert_eq!(gpu.fetches() - before, 7);
-        // Of tokens that are selected anew nothing was fetched; what is still on its way is waited for when it is dropped.
+        // Nothing was fetched for the new selection; dropping the lists waits for the fetches that are still running.
         select(&gpu, 720, &mut lists[0], (&chosen, &mut scores));
         let mut plain = TokenLists::default();
         plain.keep(&gpu, &lists[0], 0).unwrap();
@@ -172,7 +172,7 @@ fn tokens_of_lists_that_others_lack_are_counted() {
     }
 }
 
-/// Methods that pick ahead: from the prefix alone, from all tokens, and beside dense layers.
+/// Methods that select ahead: from the prefix alone, from all tokens, and beside dense layers.
 const AHEAD: [&str; 4] = [
     "double_sparsity:kind=random,channels=d/2,k=16,offload=true",
     "double_sparsity:kind=random,channels=d/2,k=20,per=kv_head,offload=true",
@@ -180,7 +180,7 @@ const AHEAD: [&str; 4] = [
     "double_sparsity:kind=random,channels=d,k=16,offload=true,dense_layers=0",
 ];
 
-/// What a model says after each of some steps, in which all methods have so many rows each; and the sequences.
+/// Returns the logits after each step, in which every method has as many rows as `steps` says, and the sequences.
 pub(super) fn stepped(
     golden: &Golden,
     methods: &[Configured],
@@ -207,7 +207,7 @@ fn fetches(golden: &Golden) -> usize {
     golden.decoder.cuda().unwrap().device().fetches()
 }
 
-/// Checks that steps below host memory give what they give in the memory of the GPU, and how often they fetched.
+/// Checks that steps with a prefix in host memory give the same as in GPU memory, and how often they fetched.
 fn check_tiers(
     what: &str,
     [one, below]: &[Golden; 2],
@@ -234,8 +234,8 @@ fn check_tiers(
     }
 }
 
-/// Half of 24,000 tokens for each of eight heads: 49 MB of keys and values at each layer, which take a millisecond, while a layer computes for
-/// less than that.
+/// Each step fetches half of 24,000 tokens for each of eight heads: 49 MB of keys and values a layer, which take a millisecond, longer than
+/// a layer computes.
 #[test]
 #[ignore = "needs a GPU"]
 fn long_contexts_are_fetched_as_they_are_attended_in_the_memory_of_the_gpu() {
@@ -247,10 +247,10 @@ fn long_contexts_are_fetched_as_they_are_attended_in_the_memory_of_the_gpu() {
         ("double_sparsity:kind=random,channels=d/4,k=12000,local=0,tail=indexed,offload=true", 4),
         ("double_sparsity:kind=random,channels=d/4,k=12000,sink=0,local=0,offload=true,dense_layers=0+3", 3),
     ] {
-        // Steps of several rows are not fetched.
+        // Steps of several rows do not fetch.
         check_tiers(spec, &both, &[spec], 24_000, (&[1, 1, 20, 1, 1, 1, 3, 1, 1], 7 * layers));
     }
-    // Beside others in the same steps; of methods that are picked for together nothing is fetched.
+    // Together with other methods in the same steps; nothing is fetched for methods that select together.
     let beside =
         ["full", AHEAD[1], "topk:k=200", "double_sparsity:kind=random,channels=d/4,k=12000,offload=true", "quest:k=64"];
     check_tiers("beside others", &both, &beside, 24_000, (&[1, 2, 1, 1], 3 * 4 * 2));
@@ -267,13 +267,13 @@ fn models_of_all_kinds_fetch_alike() {
         below.keep_kv_on_host(None);
         let both = [with_prompt(one), with_prompt(below)];
         for spec in AHEAD {
-            // In four steps of one row, four layers behind the first.
+            // Four steps have one row; all layers but the first fetch.
             check_tiers(kind, &both, &[spec], 600, (&[1, 1, 40, 1, 1], 4 * 4));
         }
     }
 }
 
-/// Heads of few channels, in f32, with biases and with queries that grow.
+/// Heads have few channels in f32, with biases and with queries that grow.
 #[test]
 #[ignore = "needs a GPU"]
 fn narrow_heads_are_fetched_alike() {
@@ -286,7 +286,7 @@ fn narrow_heads_are_fetched_alike() {
     }
 }
 
-/// Misses, that nearly equal scores may change by a few, and all other costs.
+/// Asserts that costs are equal, except that nearly equal scores may change the misses by a few.
 fn assert_costs(ours: &LayerCosts, expected: &LayerCosts, what: &str) {
     let mut plain = [ours.clone(), expected.clone()];
     for layer in 0..ours.layers().len() {
@@ -301,7 +301,7 @@ fn assert_costs(ours: &LayerCosts, expected: &LayerCosts, what: &str) {
     assert_alike(&plain[0], &plain[1], what);
 }
 
-/// In steps of one row and of several.
+/// Steps have one row or several.
 #[test]
 #[ignore = "needs a GPU"]
 fn tokens_and_costs_are_those_of_the_cpu() {

@@ -1,5 +1,5 @@
-//! A GPU hashes queries, the host samples and attends what it sampled, and the GPU merges that with what it attends itself (`attend_on=host` of
-//! `magicpig`).
+//! A GPU hashes queries, the host samples tokens and attends them, and the GPU merges the result with what it attends itself
+//! (`attend_on=host` of `magicpig`).
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ const KV_HEADS: usize = 2;
 const PREFIX: usize = 700;
 const TAIL: usize = 5;
 
-/// A partial softmax of some tokens of the prefix, whose logits are lowered, in f64; and the logits and values of these tokens.
+/// Returns a partial softmax of some tokens of the prefix with lowered logits, in f64, and the logits and values of these tokens.
 fn partial_of<'k>(
     query: &[f32],
     kv: &'k Kv,
@@ -51,7 +51,7 @@ fn partial_of<'k>(
     (partial.into_iter().map(|x| x as f32).collect(), parts)
 }
 
-/// `strength` makes logits of the host's tokens and of the GPU's lie far apart, on either side.
+/// Compares merged attention with sums in f64. `strength` moves the logits of the host's tokens far from those of the GPU's, either way.
 fn check_merging(gpu: &Gpu, storage: Storage, d: usize, strength: [f32; 2]) {
     let mut prefix = Kv::new(KV_HEADS, PREFIX, d, 900, storage);
     let following = Kv::new(KV_HEADS, TAIL, d, 902, storage);
@@ -77,7 +77,7 @@ fn check_merging(gpu: &Gpu, storage: Storage, d: usize, strength: [f32; 2]) {
         }
         for head in 0..HEADS {
             let (kv_head, query) = (head / 2, &queries[(row * HEADS + head) * d..][..d]);
-            // The last head's samples are none.
+            // No token is sampled for the last head.
             let some: Vec<usize> = (4..PREFIX - 20).filter(|token| head < 3 && token % (3 + head) == row).collect();
             let (partial, mut parts) = partial_of(query, &prefix, kv_head, d, &some);
             attention.give_partial(row, head, &partial);
@@ -122,7 +122,7 @@ fn partial_softmaxes_are_merged_with_what_the_gpu_attends() {
     }
 }
 
-/// A query that is a key has its code, so that the key's token is in the bucket of the query; and every token is in each table once.
+/// A query that equals a key has its code, so the key's token is in the query's bucket; and every token is in each table once.
 #[test]
 #[ignore = "needs a GPU"]
 fn tables_and_codes_come_to_the_host() {
@@ -193,7 +193,7 @@ fn the_host_reads_pinned_memory_where_it_is() {
     assert_eq!(pinned.host_numbers::<f32>(40, 3).unwrap().unwrap(), &numbers[12..15]);
 }
 
-/// Settings of what is sampled, at each of which the host is asked to attend.
+/// Settings of sampling methods, each of which is run with the host attending.
 const SAMPLED: [&str; 4] = [
     "magicpig:K=4,L=20",
     "magicpig:K=5,L=9,center=false,min_collisions=1,u_floor=1e-4",
@@ -205,7 +205,7 @@ fn on_host(specs: &[&str]) -> Vec<Configured> {
     specs.iter().map(|spec| method(&format!("{spec},attend_on=host"))).collect()
 }
 
-/// What crosses the bus of a sequence: static tokens of the prefix, queries, codes of `tables` tables each, and partial softmaxes.
+/// Returns the bus bytes of a sequence: those of static tokens of the prefix, queries, codes of `tables` tables, and partial softmaxes.
 fn expected_bus(fork: &Sequence, tables: usize, heads: usize) -> u64 {
     let (shape, prefix, method) = (fork.prefix().shape(), fork.prefix().tokens(), fork.method());
     let element = shape.dtype.bytes();
@@ -221,18 +221,18 @@ fn expected_bus(fork: &Sequence, tables: usize, heads: usize) -> u64 {
     (prefix + 1..=fork.tokens()).map(of_step).sum::<usize>() as u64
 }
 
-/// What a sequence cost without what crossed the bus.
+/// Returns the costs of a sequence without the bytes that crossed the bus.
 fn on_no_bus(fork: &Sequence) -> LayerCosts {
     let mut costs = fork.costs().clone();
     (0..costs.layers().len()).for_each(|layer| costs.layer_mut(layer).fetched = TierBytes::default());
     costs
 }
 
-/// What two runs of some methods gave: the logits of each step, and the sequences.
+/// The results of some methods: the logits of each step, and the sequences.
 type Runs = (Vec<Vec<Vec<f32>>>, Vec<Sequence>);
 
-/// How many of the methods sampled the same tokens in all steps, with the same costs and nearly the same logits. A query that lies on a
-/// hyperplane but for rounding may get another code, after which nothing need be alike; all attend about as many tokens.
+/// Returns how many of the methods sampled the same tokens in all steps, with the same costs and nearly the same logits. Rounding may
+/// change the code of a query near a hyperplane, after which nothing need be equal; all attend about as many tokens.
 fn alike(what: &str, (ours, forks): &Runs, (expected, others): &Runs) -> usize {
     let is_alike = |i: usize| {
         let worst = ours.iter().zip(expected).flat_map(|(ours, expected)| {
@@ -257,7 +257,7 @@ fn alike(what: &str, (ours, forks): &Runs, (expected, others): &Runs) -> usize {
     (0..forks.len()).filter(|i| is_alike(*i)).count()
 }
 
-/// Runs settings of `magicpig` with the part of the host on the GPU and on the host; how many of them were alike.
+/// Runs settings of `magicpig` with the selected tokens attended on the GPU and on the host; returns for how many of them both were alike.
 fn alike_to_device(what: &str, below: &Golden, specs: &[&str], rows: usize) -> usize {
     let there: Vec<Configured> = specs.iter().map(|spec| method(spec)).collect();
     let of = |methods: &[Configured]| run_in_steps(below, below, methods, (false, false), (rows, false));
@@ -286,8 +286,8 @@ fn what_the_host_attends_is_what_the_gpu_would_attend() {
     }
 }
 
-/// Tables of many tokens, heads for tensor cores, and KV heads that are dealt to threads. The queries of a model's first layer do not depend on
-/// who attends, so with one layer in f32 all is alike; behind it, one of some 10^6 signs may differ by rounding.
+/// Tables have many tokens, heads suit tensor cores, and KV heads are dealt to threads. The queries of a model's first layer do not depend
+/// on who attends, so one layer in f32 is equal; after it, one of some 10^6 signs may differ by rounding.
 #[test]
 #[ignore = "needs a GPU"]
 fn long_contexts_are_attended_on_the_host_alike() {
@@ -309,7 +309,7 @@ fn long_contexts_are_attended_on_the_host_alike() {
     }
 }
 
-/// Against a CPU, beside other methods, with tokens that are indexed behind the prefix, and compared with exact attention.
+/// Compared with a CPU, beside other methods, with indexed tokens of the tail, and with fidelity to exact attention.
 #[test]
 #[ignore = "needs a GPU"]
 fn steps_with_a_part_on_the_host_are_those_of_the_cpu() {
@@ -335,7 +335,7 @@ fn steps_with_a_part_on_the_host_are_those_of_the_cpu() {
     }
 }
 
-/// One layer, as benches time it, with keys of 16 and of 32 bits in tables.
+/// One layer, as benches time it, with token numbers of 16 and of 32 bits in tables.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_layer_alone_with_a_part_on_the_host_gives_what_a_cpu_gives() {
@@ -375,7 +375,7 @@ fn a_layer_alone_with_a_part_on_the_host_gives_what_a_cpu_gives() {
                 assert_near(&ours[i * HEADS * d..][..HEADS * d], &expected, tolerance(storage).max(2e-3) * 2.0, &what);
                 attended += fork.costs().total(|_| true).attended_tokens;
             }
-            // The hash of a number near zero may differ.
+            // A number near zero may have another hash.
             let found = run.fork().costs().total(|_| true);
             let ours = found.attended_tokens;
             assert!(ours.abs_diff(attended) <= attended / 1000, "{dtype:?}, {spec}: {ours} and {attended}");
@@ -392,7 +392,7 @@ fn a_layer_alone_with_a_part_on_the_host_gives_what_a_cpu_gives() {
                 tolerance(storage).max(1e-4),
                 &format!("{dtype:?}, {spec}"),
             );
-            // More steps than there is room for at first.
+            // More steps than the tail has room for at first.
             (0..99).for_each(|_| assert!(run.step().is_ok(), "{spec}"));
             assert!(run.outputs().unwrap().iter().all(|x| x.is_finite()), "{spec}");
         }

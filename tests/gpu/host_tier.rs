@@ -1,4 +1,4 @@
-//! A prefix in host memory, which kernels read over the bus, gives what it gives in the memory of the GPU, to the bit.
+//! A prefix in host memory, which kernels read over the bus, gives the same bits as one in GPU memory.
 
 use spattn::attention::{Configured, Sequence, SparsePrefill};
 use spattn::cost::{Cost, LayerCosts};
@@ -11,14 +11,14 @@ use super::golden_model::{Golden, load};
 use super::several::{assert_same, bits, check_gone_on, small, tokens, with_prompt};
 use super::{CUDA, PICKING, SPECS, THERE, gpu, learned, method, run_methods, run_some};
 
-/// A golden checkpoint that keeps keys and values in the memory of the GPU, and one that keeps them in host memory.
+/// Loads a golden checkpoint that keeps keys and values in GPU memory, and one that keeps them in host memory.
 pub(super) fn both(name: &str) -> [Golden; 2] {
     let mut below = load(name, CUDA);
     below.decoder.keep_kv_on_host(None);
     [load(name, CUDA), below]
 }
 
-/// A small model with heads for tensor cores, as [`both`].
+/// Makes the same pair of a small random model with heads for tensor cores; see [`both`].
 pub(super) fn both_random(change: impl Fn(&mut ModelConfig) + Copy) -> [Golden; 2] {
     let dimensions = Dimensions::new(&small("llama-3.1-8b", change), KvDtype::Bf16);
     let load = || Decoder::load(&dimensions, &Weights::random(3), CUDA).unwrap();
@@ -27,12 +27,12 @@ pub(super) fn both_random(change: impl Fn(&mut ModelConfig) + Copy) -> [Golden; 
     [with_prompt(load()), with_prompt(below)]
 }
 
-/// What a sequence cost without what crossed the bus.
+/// Returns the costs of a sequence without the bytes that crossed the bus.
 pub(super) fn without_bus(costs: &LayerCosts) -> Vec<Cost> {
     costs.layers().iter().map(|cost| Cost { fetched: TierBytes::default(), ..*cost }).collect()
 }
 
-/// Checks results and costs, and what crossed the bus: all keys and values that were read, less those behind the prefix.
+/// Checks results, costs, and the bytes that crossed the bus: those of all keys and values read, less those of the tail.
 fn check_alike(what: &str, [one, below]: &[Golden; 2], methods: &[Configured], fidelity: bool) {
     let (expected, others) = run_methods(one, one, methods, fidelity, false);
     let (ours, forks) = run_methods(below, below, methods, fidelity, false);
@@ -57,7 +57,7 @@ fn check_bus(what: &str, fork: &Sequence, method: &Configured) {
     if !fork.crosses_bus() {
         return assert_eq!(cost.fetched, TierBytes::default(), "{what}");
     }
-    // Tokens behind the prefix that each step attends: all, or as many as a sliding window has.
+    // The tokens of the tail that each step attends: all, or as many as a sliding window has.
     let prefix = fork.prefix().tokens();
     let attended = |total: usize| total - method.method.exact(&method.policy, prefix, total).recent.max(prefix);
     let behind: usize = (prefix + 1..=fork.tokens()).map(attended).sum();
@@ -87,7 +87,7 @@ fn pinned_memory_is_read_and_written_as_that_of_the_gpu() {
     assert_eq!(gpu.most_bytes(), most, "it is no memory of the GPU");
     let mut there = gpu.alloc(bytes).unwrap();
     gpu.copy(&pinned, 0, &mut there, 0, bytes).unwrap();
-    // Freed while the copy may be on its way.
+    // Freed while the copy may still be running.
     drop(pinned);
     gpu.download(&there, 0, &mut got).unwrap();
     assert!((got[0], got[1], got[2]) == (numbers[0], numbers[1], 7) && got[3..] == numbers[3..]);
@@ -144,7 +144,7 @@ fn prompts_are_read_by_masks_into_host_memory_alike() {
     }
 }
 
-/// Also over several chunks of a prompt, for which a layer is brought back with what is known of it.
+/// Prompts may have several chunks, for which a layer is brought back with its known tokens.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_prefix_in_host_memory_is_gone_on_with() {
@@ -156,7 +156,7 @@ fn a_prefix_in_host_memory_is_gone_on_with() {
     }
 }
 
-/// The steps of one row, which are recorded and launched again.
+/// Steps of one row are recorded and launched again.
 #[test]
 #[ignore = "needs a GPU"]
 fn steps_of_one_row_are_those_of_the_memory_of_the_gpu() {

@@ -1,7 +1,7 @@
-//! A model whose layers are divided among GPUs gives what it gives on one, to the bit.
+//! A model whose layers are divided among GPUs gives the same bits as on one.
 //!
-//! Every test divides layers between two segments on the first GPU, each with a stream of its own, and, on a machine with two GPUs, between
-//! these; a line says where that is left out.
+//! Every test divides layers between two segments on the first GPU, each with its own CUDA stream, and, on a machine with two GPUs, between
+//! both; a line says where that is left out.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use spattn::model::tensors::Weights;
 use super::golden_model::{Golden, load, names_on_gpus, opened};
 use super::{CUDA, SPECS, THERE, learned, method, run_methods, run_some};
 
-/// The GPUs of two segments: the first one twice, and the first two, if there are two.
+/// Returns the GPUs of two segments: the first one twice, and, if there are two, the first two in either order.
 fn pairs() -> Vec<[usize; 2]> {
     match count().unwrap() {
         0 | 1 => {
@@ -35,13 +35,13 @@ fn pairs() -> Vec<[usize; 2]> {
     }
 }
 
-/// Layers `..split` on the first of a pair, the others on the second.
+/// Gives layers `..split` to the first of a pair, and the others to the second.
 fn shares([first, second]: [usize; 2], layers: usize, split: usize) -> Vec<GpuShare> {
     let share = |ordinal: usize, layers: Range<usize>| GpuShare { ordinal, free: None, layers };
     vec![share(first, 0..split), share(second, split..layers)]
 }
 
-/// A golden checkpoint with its layers divided.
+/// Loads a golden checkpoint with its layers divided.
 fn divided(name: &str, pair: [usize; 2], split: usize) -> Golden {
     let (dimensions, weights) = opened(name, KvDtype::F32);
     let parts = shares(pair, dimensions.config().layers, split);
@@ -49,7 +49,7 @@ fn divided(name: &str, pair: [usize; 2], split: usize) -> Golden {
     Golden { decoder, ..load(name, Device::Cpu) }
 }
 
-/// Numbers as bits, so that all differences count.
+/// Returns numbers as bits, so that all differences count.
 pub(super) fn bits(numbers: &[f32]) -> Vec<u32> {
     numbers.iter().map(|number| number.to_bits()).collect()
 }
@@ -73,7 +73,7 @@ fn what_one_gpu_sends_arrives_at_another_in_the_order_of_both_streams() {
         let mut sums = Vec::new();
         for turn in 0..20u32 {
             let sent: Vec<u32> = numbers.iter().map(|number| number ^ turn).collect();
-            // Nothing waits on the host: the source is overwritten while the copy of the turn before may be on its way.
+            // Nothing waits on the host: the source is overwritten while the copy of the turn before may still be running.
             one.upload_to(&mut from, 0, &sent).unwrap();
             other.receive(&mut to, &one, &from, bytes).unwrap();
             let mut kept = other.alloc(bytes).unwrap();
@@ -116,7 +116,7 @@ fn layers_may_be_divided_anywhere() {
     }
 }
 
-/// A small model of a published shape, with random weights.
+/// Returns a small model of a published shape.
 pub(super) fn small(shape: &str, change: impl FnOnce(&mut ModelConfig)) -> ModelConfig {
     let texts = ModelSource::parse(&format!("random:{shape}")).unwrap().resolve_texts().unwrap();
     let mut config = texts.config().unwrap();
@@ -132,7 +132,7 @@ pub(super) fn tokens(count: usize, seed: u64) -> Vec<u32> {
     (0..count).map(|_| rng.random_range(0..300)).collect()
 }
 
-/// What decoders on one GPU and on two are made of: heads for tensor cores, tables of their own or shared, experts, quantised blocks.
+/// Returns models to run on one GPU and on two: with heads for tensor cores, their own or shared tables, experts, and quantised blocks.
 pub(super) fn small_models() -> Vec<(&'static str, Dimensions, Weights)> {
     let experts = |config: &mut ModelConfig| {
         let experts = config.block.experts.as_mut().unwrap();
@@ -149,7 +149,7 @@ pub(super) fn small_models() -> Vec<(&'static str, Dimensions, Weights)> {
     ]
 }
 
-/// A decoder with a prompt of random tokens.
+/// Gives a decoder a prompt of random tokens.
 pub(super) fn with_prompt(decoder: Decoder) -> Golden {
     Golden {
         decoder,
@@ -161,7 +161,7 @@ pub(super) fn with_prompt(decoder: Decoder) -> Golden {
     }
 }
 
-/// Each model on one GPU, and divided before each of its layers, with the name of what it is.
+/// Calls `check` with a description and with each model on one GPU and divided before each of its layers.
 fn for_each_division(check: impl Fn(&str, &Golden, &Golden)) {
     for (kind, dimensions, weights) in small_models() {
         let one = with_prompt(Decoder::load(&dimensions, &weights, CUDA).unwrap());
@@ -192,7 +192,7 @@ fn divided_models_of_all_kinds_read_and_decode_alike() {
     });
 }
 
-/// Steps of one row, which are recorded when their shape comes up again, until tails have grown twice.
+/// Steps of one row are recorded when their shape comes up again, until tails have grown twice.
 #[test]
 #[ignore = "needs a GPU"]
 fn recorded_steps_of_divided_models_are_those_of_one_gpu() {
@@ -290,7 +290,7 @@ fn prompts_that_are_read_by_masks_are_read_alike() {
     });
 }
 
-/// Checks that two decoders go on alike from the first `kept` of `read` tokens of a text: the same logits, keys and values.
+/// Checks that two decoders continue alike from the first `kept` of `read` tokens of a text: the same logits, keys and values.
 pub(super) fn check_gone_on(what: &str, [one, other]: [&Decoder; 2], text: &[u32], (read, kept): (usize, usize)) {
     let n = text.len();
     let gone_on = |decoder: &Decoder| {

@@ -1,4 +1,4 @@
-//! Tokens that a GPU keeps of a prefix in host memory: which they are, and that nothing else changes.
+//! Tokens of a prefix in host memory that a GPU caches: which tokens these are, and that results stay the same.
 
 use std::collections::HashSet;
 
@@ -16,15 +16,15 @@ use super::golden_model::{Golden, load};
 use super::several::{assert_same, small_models, with_prompt};
 use super::{CUDA, Kv, cache, gpu, method, noise};
 
-/// The least recently used, naively: what one KV head has in its slots.
+/// A naive cache of the least recently used kind: the slots of one KV head.
 struct NaiveCache {
-    /// Token and the step of its last use.
+    /// The token in each slot and the step of its last use.
     slots: Vec<Option<(u32, usize)>>,
     step: usize,
 }
 
 impl NaiveCache {
-    /// Uses the tokens of some lists; returns how many of them were there.
+    /// Uses the tokens of some lists; returns how many of them were cached.
     fn use_all(&mut self, lists: &[Vec<u32>], tokens: u32) -> u64 {
         self.step += 1;
         let step = self.step;
@@ -40,12 +40,12 @@ impl NaiveCache {
             let place = place_of(&self.slots, *token).expect("it is there");
             self.slots[place] = Some((*token, step));
         }
-        // Slots that are not in use, those that were used longest ago first; a slot that never was is older than any.
+        // Slots not used in this step, the least recently used first; a slot that was never used is older than any.
         let used = |slot: &Option<(u32, usize)>| slot.map_or(0, |(_, used)| used);
         let mut free: Vec<usize> = (0..self.slots.len()).filter(|place| used(&self.slots[*place]) < step).collect();
         free.sort_by_key(|place| (used(&self.slots[*place]), *place));
         free.truncate(missing.len());
-        // Tokens take those that are older than the newest of them first, in the order of slots.
+        // Slots older than the newest of these are taken first, in the order of slots.
         let newest = free.last().map_or(0, |place| used(&self.slots[*place]));
         free.sort_by_key(|place| (used(&self.slots[*place]) == newest, *place));
         for (place, token) in free.into_iter().zip(missing) {
@@ -60,13 +60,13 @@ const PREFIX: usize = 5000;
 const LISTS: usize = 4;
 const KV_HEADS: usize = 2;
 
-/// Lists whose tokens change a little from step to step.
+/// Returns scores whose largest change a little from step to step.
 fn drifting(step: u64, count: usize) -> Vec<f32> {
     let (base, first, second) = (noise(count, 900), noise(count, 901 + step), noise(count, 902 + step));
     base.iter().zip(&first).zip(&second).map(|((base, first), second)| base + 0.15 * (first + second)).collect()
 }
 
-/// A prefix in host memory, what follows it, and lists.
+/// A prefix in host memory, a tail, and lists.
 struct Lists {
     prefix: Kv,
     below: [Buffer; 2],
@@ -100,7 +100,7 @@ impl Lists {
         gpu.await_tokens(lists).unwrap();
     }
 
-    /// Keys and values of all tokens of all lists, as they were fetched.
+    /// Returns the fetched keys and values of all tokens of all lists.
     fn fetched(&self, gpu: &Gpu) -> Vec<[Vec<u8>; 2]> {
         (0..LISTS).map(|list| self.lists.download_fetched(gpu, 0, list).unwrap()).collect()
     }
@@ -114,8 +114,8 @@ impl Lists {
 #[ignore = "needs a GPU"]
 fn a_cache_holds_the_tokens_used_last_and_fetches_what_it_lacks() {
     let gpu = gpu();
-    // More slots than two lists of a KV head have tokens, fewer, fewer than one list, and more than there are tokens of the prefix that
-    // any step selects.
+    // More slots than two lists of a KV head have tokens, fewer, fewer than one list has, more than a step selects tokens of the
+    // prefix, and a single one.
     for (storage, most, slots) in [
         (Storage::Bf16, 300, 900),
         (Storage::F32, 300, 420),
@@ -146,7 +146,7 @@ fn a_cache_holds_the_tokens_used_last_and_fetches_what_it_lacks() {
     }
 }
 
-/// Methods that pick on the GPU, among them one whose picks serve several tokens.
+/// Methods that select on the GPU, among them one whose selection serves several tokens.
 const KEPT: [&str; 6] = [
     "quest:k=64",
     "quest:k=64,per=kv_head",
@@ -156,7 +156,7 @@ const KEPT: [&str; 6] = [
     "double_sparsity:kind=random,channels=d/2,k=40,dense_layers=0",
 ];
 
-/// Checks that what is kept changes no result, and that what was found is what did not cross the bus.
+/// Checks that the cache changes no result, and that the tokens found in it are those that did not cross the bus.
 fn check_kept(what: &str, [without, with]: &[Golden; 2], spec: &str, prefix: usize, steps: &[usize]) -> TierBytes {
     let methods: Vec<Configured> = vec![method(spec)];
     let (expected, others) = stepped(without, &methods, prefix, steps);
@@ -210,7 +210,7 @@ fn golden_models_that_keep_tokens_say_what_they_say_without() {
     }
 }
 
-/// The same prompt twice, as prompts of an evaluation follow each other: the second finds nothing of the first.
+/// The same prompt runs twice, as in an evaluation; the second sequence finds nothing that the first one cached.
 #[test]
 #[ignore = "needs a GPU"]
 fn a_sequence_begins_with_nothing() {

@@ -28,10 +28,10 @@ pub struct Cost {
     pub full_flops: u64,
     /// Bytes of K and V read, wherever they are.
     pub kv_bytes: u64,
-    /// Bytes of K and V that the source of the prefix brought from each tier: whole pages, each time that they were read. Of a source
-    /// that keeps [pages](crate::kv::KvSource::paging) in memory, those are from host memory that the sequence would find there if it had
-    /// that memory to itself. Nothing where the source lends its rows. Below a GPU, `host` is what crossed the bus: where the host attends what
-    /// it selects, queries, their codes and partial softmaxes are part of it.
+    /// Bytes of K and V that the source of the prefix brought from each tier: whole pages, each time that they were read. For a source that
+    /// keeps [pages](crate::kv::KvSource::paging) in memory, host bytes are those that the sequence would find there if it had that memory
+    /// to itself. Zero where the source lends its rows. Below a GPU, `host` is what crossed the bus; if the host attends what it selects,
+    /// that includes queries, their codes and partial softmaxes.
     pub fetched: TierBytes,
     /// Bytes of auxiliary data (index, summaries, labels) read.
     pub aux_bytes: u64,

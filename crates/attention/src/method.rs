@@ -169,14 +169,14 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
-    /// Whether the host attends what it selects, where a device holds or reads the prefix; the device attends static tokens and merges both
-    /// softmaxes. It selects for each query head, or by ordinary logits for a group. Default false: the device attends.
+    /// Whether the host attends what it selects if the prefix is on a device or read by one; the device attends static tokens and merges
+    /// both softmaxes. Such a method selects for each query head, or for a group by ordinary logits. Default false: the device attends all.
     fn attends_on_host(&self) -> bool {
         false
     }
 
-    /// Takes what a device made of the queries of the next step, for the group of a KV head: codes, by which
-    /// [`select`](Self::select) looks up tokens instead of hashing queries itself. Does nothing by default.
+    /// Takes the codes that a device made of the queries of the next step, for the group of a KV head. [`select`](Self::select) then looks
+    /// up tokens by these codes instead of hashing the queries itself. Does nothing by default.
     fn take_codes(&self, _state: &mut Self::State, _codes: &[u16]) {}
 
     /// Its form on a device, with equal selections.

@@ -99,7 +99,8 @@ impl Accumulator {
     }
 
     /// Writes what query `h` attended as a partial softmax of `2 + d` numbers: the maximum of the logits, the sum of the exponentials of
-    /// logits less that, and the sums of values that are weighted by these. A query that attended nothing has a maximum of `-inf` and zeros.
+    /// logits less the maximum, and the sums of values weighted by these exponentials. If the query attended nothing, the maximum is `-inf`
+    /// and the rest 0.
     ///
     /// # Panics
     /// If `partial` has another length.
@@ -109,7 +110,7 @@ impl Accumulator {
         partial[2..].copy_from_slice(&self.values[h * self.d..][..self.d]);
     }
 
-    /// Adds to query `h` a partial softmax that [`write_partial`](Self::write_partial) wrote.
+    /// Adds to query `h` a partial softmax written by [`write_partial`](Self::write_partial).
     ///
     /// # Panics
     /// If `partial` has another length.
@@ -134,7 +135,7 @@ impl Accumulator {
     }
 }
 
-/// Adds a maximum, a sum of exponentials and sums of values to others, each of which are relative to their own maximum.
+/// Merges a maximum, a sum of exponentials and sums of values into others; each are relative to their own maximum.
 fn merge_sums(own: (&mut f32, &mut f32, &mut [f32]), other: (f32, f32, &[f32])) {
     if other.0 == f32::NEG_INFINITY {
         return;

@@ -41,7 +41,7 @@ pub const GPU_ROW_WIDTHS: [usize; 3] = [32, 64, 128];
 /// above.
 pub const GPU_FETCH_STEP: usize = 256;
 
-/// Bytes that a GPU's cache of tokens takes for each slot beside a key and a value. Kept here as above.
+/// Bytes that a slot of a GPU's token cache takes besides a key and a value. Kept here for builds without a GPU.
 pub const GPU_SLOT_BYTES: usize = 16;
 
 /// The widest head, and the most outputs per head, that GPU kernels for learned maps support.

@@ -157,8 +157,8 @@ impl Decoder {
         self.kv = KvPlacement::Disk(DiskTier::new(folder, memory, self.dimensions.kv_shape(), self.config.layers));
     }
 
-    /// Keeps keys and values of the prefixes that are read from now on in host memory. On GPUs each sequence keeps tokens that it has fetched
-    /// in `cached` bytes of their memory, if there are any. On a CPU nothing changes.
+    /// Keeps keys and values of the prefixes that are read from now on in host memory. On GPUs, each sequence caches tokens that it has
+    /// fetched in `cached` bytes of their memory, if given. On a CPU nothing changes.
     pub fn keep_kv_on_host(&mut self, cached: Option<usize>) {
         self.kv = KvPlacement::Host { cached };
     }

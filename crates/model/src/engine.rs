@@ -180,7 +180,7 @@ pub(super) enum KvPlacement {
     Memory,
     /// In host memory. For the engine on the CPU that is its memory.
     Host {
-        /// Bytes of a GPU's memory in which each sequence keeps tokens that it has fetched, if it does.
+        /// Bytes of GPU memory in which each sequence caches tokens that it has fetched; `None` if it caches none.
         cached: Option<usize>,
     },
     /// In files. Only the engine on the CPU does that.

@@ -34,7 +34,7 @@ pub(super) struct PlanSummary {
     pub(super) disk: Option<DiskOfExample>,
     /// What the longest prompt's KV cache takes of the host's memory below a GPU; `None` if it is not kept there.
     pub(super) host: Option<usize>,
-    /// What indexes that a GPU makes for the host take there beside it.
+    /// Host memory for indexes that a GPU makes for the host, besides the KV cache.
     pub(super) host_indexes: usize,
     /// What each GPU needs; none on the CPU.
     pub(super) gpus: Vec<GpuNeed>,

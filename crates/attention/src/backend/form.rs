@@ -39,7 +39,7 @@ pub(crate) fn row_width(numbers: usize) -> Option<usize> {
     GPU_ROW_WIDTHS.into_iter().find(|width| (1..=*width).contains(&numbers))
 }
 
-/// Columns of codes as a device stores them: whole products of sixteen, rounded up to a power of two of them.
+/// Returns the number of columns of codes as a device stores them: sixteen times a power of two.
 pub(crate) fn padded_width(columns: usize) -> usize {
     const DEPTH: usize = 16;
     DEPTH * columns.div_ceil(DEPTH).next_power_of_two()

@@ -17,7 +17,7 @@ pub enum HostReason {
         /// Its value.
         value: String,
     },
-    /// The method is asked to attend what it selects on the host, so that it selects there.
+    /// The method is set to attend on the host what it selects, so it selects there.
     AttendsOnHost,
     /// This way of selecting by scores has no GPU implementation.
     Selection(&'static str),

@@ -213,8 +213,8 @@ impl<'a> HeadKv<'a> {
         Ok(())
     }
 
-    /// Attends what was selected, for one query head of the group, into a partial softmax of `2 + d` numbers. Static tokens and sinks are left
-    /// to whom it is merged by.
+    /// Attends what was selected, for one query head of the group, into a partial softmax of `2 + d` numbers. Static tokens and sinks are
+    /// left to the merging side.
     pub(crate) fn attend_picked(
         &self,
         queries: &Queries<'_>,

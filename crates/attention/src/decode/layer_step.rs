@@ -46,19 +46,19 @@ pub enum LayerStep<'s> {
     Device(DeviceSelectStep<'s>),
     /// The host selects by queries, keys and values, and the engine attends.
     Host(HostStep<'s>),
-    /// The host selects, and attends what it selected; the engine attends static tokens, and merges both.
+    /// The host selects and attends what it selected; the engine attends static tokens and merges both.
     HostAttendsPart(PartStep<'s>),
     /// The host selects and attends, since it attends tokens at other positions than their own.
     HostAttends(HostStep<'s>),
 }
 
-/// What the host attended of a step.
+/// The host's part of a step's attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttendedPart {
-    /// The tokens that each KV head attends: static ones, which are still to be attended, and those that were selected.
+    /// The tokens that each KV head attends: static ones, which the engine still has to attend, and the selected ones.
     pub picked: Vec<AttendedTokens>,
-    /// A partial softmax of the selected tokens for each query head, `[head][2 + d]`: the maximum of the logits, the sum of the exponentials of
-    /// logits less that, and the sums of values that are weighted by these.
+    /// A partial softmax of the selected tokens for each query head, `[head][2 + d]`: the maximum of the logits, the sum of the
+    /// exponentials of logits less the maximum, and the sums of values weighted by these exponentials.
     pub partials: Vec<f32>,
 }
 
@@ -80,7 +80,7 @@ pub struct DeviceSelectStep<'s>(AtLayer<'s>);
 /// A step for which the host selects. `queries` are `[heads][d]`, `key` and `value` `[kv_heads][d]`, rotated and unscaled.
 pub struct HostStep<'s>(AtLayer<'s>);
 
-/// A step for which the host selects, and attends what it selected.
+/// A step in which the host selects and attends what it selected.
 pub struct PartStep<'s>(AtLayer<'s>);
 
 impl StaticStep<'_> {
@@ -124,12 +124,12 @@ impl HostStep<'_> {
 }
 
 impl PartStep<'_> {
-    /// Selects by `queries` `[heads][d]`, rotated and unscaled, and attends what was selected. `following` are the token's key and value, each
-    /// `[kv_heads][d]`, which are stored; without them the sequence [takes queries alone](Sequence::takes_queries_alone). `codes` are what a
-    /// device made of the queries, `[heads][code]`, or nothing.
+    /// Selects by `queries` `[heads][d]`, rotated and unscaled, and attends what was selected. `following` is the token's key and value,
+    /// each `[kv_heads][d]`, to be stored; it may be missing if the sequence [takes queries alone](Sequence::takes_queries_alone). `codes`
+    /// are what a device made of the queries, `[heads][code]`, or empty.
     ///
     /// # Errors
-    /// As [`HostStep::select`].
+    /// Those of [`HostStep::select`].
     pub fn attend(
         self,
         queries: &[f32],
@@ -196,13 +196,13 @@ impl Sequence {
         self.select_for_heads(layer, Some(ahead.as_deref().unwrap_or(queries)), group)
     }
 
-    /// Whether the host attends what it selects at a layer, for an engine that attends the rest.
+    /// Whether the host attends what it selects at a layer, and the engine attends the rest.
     pub fn attends_part_on_host(&self, layer: usize) -> bool {
         let method = self.method.method.as_ref();
         method.attends_on_host() && self.selection_site(layer) == SelectionSite::Host && !self.moves_positions()
     }
 
-    /// Whether such a step needs nothing but queries: no token behind the prefix is a candidate, and nothing is compared with exact attention.
+    /// Whether the host's part needs only queries: no token of the tail is a candidate, and nothing is compared with exact attention.
     pub fn takes_queries_alone(&self, layer: usize) -> bool {
         self.attends_part_on_host(layer) && !self.method.has_moving_candidates() && self.fidelity.is_none()
     }
@@ -235,7 +235,7 @@ impl Sequence {
         Ok(AttendedPart { picked, partials })
     }
 
-    /// The partial softmaxes of what was picked, `[head][2 + d]`, and the processor time spent on other threads than the caller's.
+    /// Returns the partial softmaxes of what was picked, `[head][2 + d]`, and the processor time spent on other threads than the caller's.
     fn attend_picked(
         &self,
         layer: usize,

@@ -106,8 +106,8 @@ impl Sequence {
         }
     }
 
-    /// Moves what a device found in its cache from the bus to the device: for each layer, so many tokens of a KV head, of those that
-    /// [were collected](Self::collect_device_counters) since the last call.
+    /// Moves the bytes that a device found in its cache from the host tier of the costs to the device tier. `tokens` has the hits of
+    /// each layer, each a token of one KV head, among the tokens [collected](Self::collect_device_counters) since the last call.
     pub fn collect_cache_hits(&mut self, tokens: &[u64]) {
         if !self.crosses_bus() {
             return;
@@ -159,7 +159,7 @@ impl Sequence {
             let rows = self.prefix.row_bytes();
             let read = |attended: &AttendedTokens| attended.read_bytes_of_prefix(&rows, self.prefix.tokens(), total);
             let crossed = match self.attends_part_on_host(layer) {
-                // Queries go down, and partial softmaxes go up.
+                // Queries go to the host, and partial softmaxes to the device.
                 true => {
                     let (down, up) = (shape.d * shape.dtype.bytes(), (2 + shape.d) * size_of::<f32>());
                     read(&AttendedTokens { selection: None, ..*picked }) + group * (down + up)

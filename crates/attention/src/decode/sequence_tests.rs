@@ -435,7 +435,7 @@ fn a_device_picks_for_methods_that_can_and_only_where_nobody_looks() {
     assert_eq!((dense.selection_site(0), dense.selects_on_host()), (SelectionSite::None, false));
 }
 
-/// The softmax of static tokens and of what a partial softmax has, computed naively; `[d]`.
+/// Returns the softmax over static tokens and the tokens of a partial softmax, computed naively; `[d]`.
 fn merged(query: &[f32], tokens: &[(&[f32], &[f32])], partial: &[f32]) -> Vec<f32> {
     let scale = 1.0 / (D as f64).sqrt();
     let logit = |key: &[f32]| query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() * scale;
@@ -449,7 +449,7 @@ fn merged(query: &[f32], tokens: &[(&[f32], &[f32])], partial: &[f32]) -> Vec<f3
     out.into_iter().map(|x| (x / sum) as f32).collect()
 }
 
-/// What the host attends of a step is the rest of what a whole step attends, and costs the same.
+/// The host's part and the static tokens together give what a whole step attends, at the same cost.
 #[test]
 fn a_part_that_the_host_attends_is_what_static_tokens_leave() {
     use super::layer_step::LayerStep;

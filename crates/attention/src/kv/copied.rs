@@ -1,5 +1,5 @@
-//! The source behind a device: a layer is copied to host memory when somebody looks at it there for the first time, and is
-//! lent from then on. What is in host memory anyway is lent from where it is.
+//! The source of a prefix on a device. A layer is copied to host memory when the host first reads it, and is lent from
+//! then on. A layer that is in host memory is lent without a copy.
 
 use std::ops::Range;
 use std::sync::OnceLock;

@@ -25,7 +25,7 @@ pub trait DeviceKv: Any + Send + Sync + fmt::Debug {
     /// If the device fails.
     fn copy_layer(&self, layer: usize) -> Result<LayerKv, DeviceFailure>;
 
-    /// Keys and values `[token][d]` of the first tokens of a KV head, where they are in host memory and the host can read them there.
+    /// Keys and values `[token][d]` of the first tokens of a KV head, if they are in host memory that the host can read; else `None`.
     fn on_host(&self, _layer: usize, _kv_head: usize, _tokens: usize) -> Option<Result<[Rows<'_>; 2], DeviceFailure>> {
         None
     }

@@ -39,13 +39,13 @@ pub struct Read {
 pub enum Rounding {
     /// To the nearest.
     Nearest,
-    /// To the nearest that is not greater, or to the one below it if rounding of the quotient leads there.
+    /// To the nearest number that is not greater, or to the one below it if rounding of the quotient leads there.
     Down,
-    /// To the nearest that is not less, or to the one above it if rounding of the quotient leads there.
+    /// To the nearest number that is not less, or to the one above it if rounding of the quotient leads there.
     Up,
 }
 
-/// Bytes of codes and ranges of `tokens` rows of so many columns, as [`QuantisedRows`] stores them.
+/// Returns the bytes of codes and ranges of `tokens` rows with `columns` columns, as [`QuantisedRows`] stores them.
 pub fn coded_bytes(tokens: usize, columns: usize, bits: usize) -> usize {
     let of_group = |tokens: usize| columns * (tokens * bits).div_ceil(8);
     let (whole, rest) = (tokens / GROUP, tokens % GROUP);

@@ -86,11 +86,11 @@ pub trait KvSource: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
-    /// Keys and values `[token][d]` of a KV head in host memory, borrowed; `None` if the source only reads what it is asked for. Those of a
-    /// [layer that is lent](Self::lend) by default.
+    /// Borrows the keys and values `[token][d]` of a KV head in host memory; `None` if the source can only read them. By default, those of
+    /// a [lent layer](Self::lend).
     ///
     /// # Errors
-    /// As [`lend`](Self::lend).
+    /// Those of [`lend`](Self::lend).
     fn lend_head(&self, at: KvPlace) -> Result<Option<[Rows<'_>; 2]>, KvError> {
         let Some(kv) = self.lend(at.layer)? else { return Ok(None) };
         Ok(Some([kv.keys.head(at.kv_head), kv.values.head(at.kv_head)]))

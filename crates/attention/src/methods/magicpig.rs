@@ -31,9 +31,9 @@
 //! **Dense layers.** All publications leave layers dense (0, 16, 32, 48, as far as a model has them), and so do the presets.
 //! By default they are those of the run, as for all methods. Without any, deep models lose much, and a warning says so.
 //!
-//! **`attend_on=host`** is the system of the paper (§4.4): below a GPU, tables, keys and values are in host memory. The GPU hashes keys once
-//! and queries at each step; the host looks codes up, and attends the sampled tokens into partial softmaxes, which the GPU merges with that
-//! of the static tokens. Tables and codes are those of `attend_on=device`, and so are the samples. On a CPU both are one.
+//! **`attend_on=host`** is the system of the paper (§4.4): on a GPU, tables, keys and values stay in host memory. The GPU hashes keys once
+//! and queries at each step. The host looks codes up and attends the sampled tokens into partial softmaxes, which the GPU merges with those
+//! of the static tokens. Tables, codes and samples are those of `attend_on=device`. On a CPU both settings do the same.
 //!
 //! Each query head of a GQA group samples with its own query from the tables of its KV head, as in the authors' code. A
 //! union over the group is not offered: the heads use the same hyperplanes, so their collisions are dependent, and the
@@ -130,7 +130,7 @@ struct MagicPig {
     tables: Tuned<usize>,
     hashing: Hashing,
     u_floor: f64,
-    /// Whether the host samples and attends, below a GPU.
+    /// Whether the host samples and attends if a GPU runs the model.
     attends_on_host: bool,
     planes: RandomPlanes,
     /// Table of `ln u`; `None` until `K` and `L` are known.
@@ -290,7 +290,7 @@ struct HashIndex {
 struct Sampling {
     counters: Workspaces<CollisionCounter>,
     tail: HashedTail,
-    /// Codes of the next step's queries, `[query][table]`, if a device hashed them.
+    /// The codes of the next step's queries, `[query][table]`, if a device hashed them.
     codes: Vec<u16>,
 }
 
@@ -329,8 +329,8 @@ impl Method for MagicPig {
         Ok(Some(Solved { method, params: format!("K={bits},L={tables}") }))
     }
 
-    /// In how many tables a token has to collide, and how it is weighted, is a matter of each step; planes follow from shape and seed. Tables
-    /// that a GPU made for the host may differ from the host's own, by codes of keys that lie on a plane but for rounding.
+    /// Leaves out what only matters in each step (how many tables a token has to collide in, and its weight) and planes, which follow from
+    /// shape and seed. Includes `attends_on_host`, because a GPU that makes tables for the host may round keys near a plane to other codes.
     fn index_key(&self) -> IndexKey {
         let Self { bits, tables, hashing, u_floor: _, attends_on_host, planes: _, log_probability: _ } = self;
         let Hashing { min_collisions: _, center, simple_lsh, seed } = hashing;
@@ -509,7 +509,7 @@ fn side_bits(planes: &Hyperplanes, query: &[f32], cost: &mut Cost) -> Vec<u64> {
 }
 
 impl HashIndex {
-    /// Side bits of the group's queries, `[group][words]`.
+    /// Returns the side bits of the group's queries, `[group][words]`.
     fn hash_queries(&self, step: &Step<'_>) -> Vec<u64> {
         let width = self.planes.d();
         let mut queries = vec![0.0; step.group() * width];
@@ -521,7 +521,7 @@ impl HashIndex {
         sides
     }
 
-    /// Counts the hashing of the group's queries, wherever that is done.
+    /// Counts the cost of hashing the group's queries, wherever they are hashed.
     fn count_hashing(&self, step: &Step<'_>, cost: &mut Cost) {
         let flops = 2 * (step.group() * self.planes.d() * self.planes.count()) as u64;
         cost.score_flops += flops;

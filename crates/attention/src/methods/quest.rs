@@ -238,7 +238,7 @@ impl DeviceScorer for Bounds {
 }
 
 impl Bounds {
-    /// Bytes of the minima and maxima of `pages` pages in `bits` bits, with their ranges.
+    /// Returns the bytes of the minima and maxima of `pages` pages in `bits` bits, with their ranges.
     fn coded_bytes(&self, pages: usize, d: usize, bits: usize) -> usize {
         2 * quantised::coded_bytes(pages, d, bits)
     }

@@ -194,7 +194,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Bytes of the GPUs' memory in which each setting keeps tokens that it has fetched from host memory; `None` if it keeps none.
+    /// Bytes of GPU memory in which each setting keeps tokens that it has fetched from host memory; `None` if it keeps none.
     pub fn gpu_cache(&self) -> Option<usize> {
         (self.kv_tier == KvTier::Host && self.settings.kv_memory.is_some()).then_some(self.kv_memory.0)
     }

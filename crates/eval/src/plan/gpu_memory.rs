@@ -187,8 +187,8 @@ pub(super) fn ahead_bytes(methods: &[Configured], prefix: &PromptShape, dtype: K
     queries + methods.iter().map(of_method).sum::<usize>()
 }
 
-/// Bytes of a GPU's memory that tokens fetched from host memory take at most: the GPU's share of each setting's cache, which is for `layers`
-/// layers in all, and copies of one row's tokens at one layer.
+/// Returns an upper bound of the GPU memory, in bytes, for tokens fetched from host memory: the GPU's share of each setting's cache, which
+/// is for `layers` layers in all, and copies of one row's tokens at one layer.
 fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers: usize) -> usize {
     let Some(bytes) = config.gpu_cache() else { return 0 };
     let of_method = |method: &Configured| {
@@ -201,10 +201,10 @@ fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers
     config.methods.iter().map(of_method).sum()
 }
 
-/// Makes sure that what GPUs may keep of a prefix of `tokens` tokens in host memory has room for a token of each KV head.
+/// Makes sure that `--kv-memory` has room for one token of each KV head in the GPUs' caches of a prefix of `tokens` tokens in host memory.
 ///
 /// # Errors
-/// If it has not.
+/// If it has none.
 pub(super) fn check_cache(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<(), UsageError> {
     let Some(bytes) = config.gpu_cache() else { return Ok(()) };
     let (dimensions, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
@@ -283,7 +283,7 @@ mod tests {
         for (methods, caches) in [
             ("'quest:k=32'", (8 << 20) + copies(32)),
             ("'quest:k=32', 'quest:k=64'", (16 << 20) + copies(32) + copies(64)),
-            // One reads all keys over the bus, one picks on the host.
+            // The first reads all keys over the bus, and the second selects on the host.
             ("'topk:k=32', 'quest:k=32,rescore=exact'", 0),
         ] {
             assert_eq!(of(methods, "kv_tier = 'disk'\nkv_memory = '8M'") - of(methods, ""), caches, "{methods}");
@@ -295,14 +295,14 @@ mod tests {
         let (mut config, model) = run();
         config.kv_tier = KvTier::Host;
         assert!(check_cache(&config, &model, 1 << 20).is_ok(), "nothing is kept");
-        // A config is read for this machine, where the memory is for pages.
+        // A config is checked for the CPU, so it is parsed with the tier `disk`.
         let text = "tasks = ['ruler/vt']\nmethods = ['topk']\nkv_tier = 'disk'\nkv_memory = '1M'";
         config = RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap();
         config.kv_tier = KvTier::Host;
         assert!(check_cache(&config, &model, 4096).is_ok());
         let error = check_cache(&config, &model, 1 << 20).unwrap_err();
         assert!(error.what.contains("--kv-memory 1M has no room") && error.what.contains("1048576 tokens"), "{error}");
-        // Four bytes for each token of each KV head, and what a token takes.
+        // Each KV head needs four bytes for each token's slot number, 16 bytes of counters, and one slot.
         let (c, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
         let least = c.layers * c.kv_heads * ((4 << 20) + 16 + shape.row_bytes() + 16);
         let hint = error.hint.unwrap();
@@ -344,12 +344,12 @@ mod tests {
             (config.device, config.kv_tier) = (Device::cuda(0), KvTier::Host);
             (bytes_at(&config, &model, tokens, &layers), host_indexes_of_example(&config, &model, tokens))
         };
-        // Numbers of 16 bits, of 20 tables with 16 codes; a mean and lengths.
+        // Numbers of 16 bits: 20 tables with 16 codes; a mean; and lengths.
         let of_layer = kv_heads * (20 * (17 + tokens) * 2 + 4 * (tokens + d));
         let (_, on_device) = of("'magicpig:K=4,L=20'");
         let (one, of_one) = of("'magicpig:K=4,L=20,attend_on=host'");
         assert_eq!((on_device, of_one), (0, layers.end * of_layer));
-        // Equal tables are shared, and a GPU makes those of one layer at a time.
+        // Equal tables are shared, and a GPU holds those of one layer at a time.
         let twice = "'magicpig:K=4,L=20,attend_on=host','magicpig:K=4,L=20,u_floor=1e-4,attend_on=host'";
         assert_eq!(of(twice).1, of_one);
         let (other, dense) = of("'magicpig:K=4,L=20,attend_on=host,dense_layers=0'");

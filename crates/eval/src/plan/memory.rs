@@ -83,8 +83,8 @@ pub fn host_kv_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) 
     (config.kv_tier == KvTier::Host).then_some(bytes)
 }
 
-/// What indexes that a GPU makes for the host take of the host's memory, for an example with `tokens` tokens, as far as that is known before
-/// the run; equal indexes are shared.
+/// Returns the bytes of host memory for indexes that a GPU makes for the host, for an example with `tokens` tokens, as far as they are
+/// known before the run. Equal indexes are shared.
 pub fn host_indexes_of_example(config: &RunConfig, model: &OpenModel, tokens: usize) -> usize {
     if config.device == Device::Cpu {
         return 0;

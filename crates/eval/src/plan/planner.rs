@@ -521,7 +521,7 @@ fn tokens_of(task: &dyn Task, length: usize) -> usize {
     if task.is_sized() || task.is_cut() && length > 0 { length } else { task.least_tokens() }
 }
 
-/// Refuses methods that attend on the host what a GPU cannot hash for them: they would be timed as something else.
+/// Refuses methods that attend on the host if a GPU cannot hash for them: their times would be those of something else.
 fn check_attending_on_host(methods: &[Configured], shape: KvShape) -> Result<(), UsageError> {
     let lacks = |method: &&Configured| {
         let builder = method.method.index_builder().filter(|builder| builder.fits(shape));

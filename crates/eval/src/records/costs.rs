@@ -43,18 +43,18 @@ impl PublishedCosts {
 /// From disk they are whole pages: what the method would fetch if it had the memory for pages to itself, which is empty at its first step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct FetchedBytes {
-    /// From pages in memory; with `bus`, from tokens that the GPU has kept in its memory.
+    /// From pages in memory or, with `bus`, from the GPU's cache of tokens.
     pub memory: f64,
     /// From disk.
     pub disk: f64,
-    /// Over the bus, from host memory to the GPU; `None` where nothing has to cross the bus.
+    /// Over the bus, from host memory to the GPU; `None` if nothing has to cross the bus.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<f64>,
 }
 
 impl FetchedBytes {
-    /// The share that was in memory, of pages, or of what would have crossed the bus otherwise; `None` if nothing was fetched, or if nothing is
-    /// kept on this side of the bus.
+    /// Returns the share found in memory: of pages or, with `bus`, of bytes that would have crossed the bus otherwise. `None` if nothing
+    /// was fetched, or if the GPU caches nothing.
     pub fn hits(&self) -> Option<f64> {
         let (all, keeps) = (self.memory + self.disk + self.bus.unwrap_or(0.0), self.bus.is_none() || self.memory > 0.0);
         (keeps && all > 0.0).then(|| self.memory / all)

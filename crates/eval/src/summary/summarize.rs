@@ -224,7 +224,7 @@ fn of_pages(record: &Record) -> Option<&FetchedBytes> {
     record.fetched_per_token.as_deref().filter(|fetched| fetched.bus.is_none())
 }
 
-/// What a record fetched from the faster memory, if anything is kept there.
+/// Returns what a record fetched from the faster memory; `None` if nothing is kept there.
 fn of_memory(record: &Record) -> Option<f64> {
     let fetched = record.fetched_per_token.as_deref()?;
     (fetched.bus.is_none() || fetched.memory > 0.0).then_some(fetched.memory)
@@ -347,7 +347,7 @@ mod tests {
         let row = summarize(&[of_bus(0, 10.0), of_bus(1, 30.0)], &[]).remove(0);
         assert!(close(row.fetched_bus_per_token, 20.0));
         assert_eq!((row.fetched_memory_per_token, row.fetched_disk_per_token, row.page_hits), (None, None, None));
-        // What a GPU has kept did not cross the bus.
+        // What a GPU has cached did not cross the bus.
         let kept = Record {
             fetched_per_token: Some(FetchedBytes { memory: 30.0, disk: 0.0, bus: Some(10.0) }.into()),
             ..method("topk", "", 0, 1.0)

@@ -236,12 +236,12 @@ fn nothing_attended_is_zero_not_nan() {
     assert!(out.iter().all(|x| *x == 0.0));
 }
 
-/// Parts of a context, some of them empty, whose logits lie far apart: what another machine attended, and what was attended here.
+/// The parts of a context, some of them empty, have logits far apart, and are merged as those of another machine would be.
 #[test]
 fn partial_softmaxes_merge_into_the_softmax_of_all_tokens() {
     let (g, d, n) = (3, 24, 900);
     let (mut q, k, v) = (noise(g * d, 7), noise(n * d, 8), noise(n * d, 9));
-    // Without the maxima of the parts, the larger logits would overflow and the smaller ones count nothing.
+    // Without the parts' maxima, the larger logits would overflow and the smaller ones would not count.
     q.iter_mut().for_each(|x| *x *= 6.0);
     let (keys, values) = (Rows::F32(&k), Rows::F32(&v));
     let bias: Vec<f32> = (0..n).map(|t| (t as f32 * 0.61).cos() - 2.0).collect();

@@ -107,8 +107,8 @@ pub fn count_steps(sequences: &[Sequence], row: &mut BenchRow) {
     }
 }
 
-/// Bytes that the host reads of indexes and of what it attends below a device: all that is read at the layers where it does, less the static
-/// tokens, which the device attends. `None` if the device attends everything.
+/// Returns the bytes that the host reads if it attends for a device: everything read at the layers where it does, less the static tokens,
+/// which the device attends. `None` if the device attends everything, or there is none.
 fn host_bytes(sequences: &[Sequence]) -> Option<u64> {
     let first = sequences.first().filter(|sequence| sequence.prefix().device().is_some())?;
     let is_asked = |layer: &usize| first.attends_part_on_host(*layer);

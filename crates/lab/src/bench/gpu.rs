@@ -38,9 +38,9 @@ pub(super) struct OnGpu {
     /// The device's name.
     pub name: String,
     flood: Mutex<Flood>,
-    /// What evicts the contents of the host's caches, and measures how fast it reads; made when it is first needed.
+    /// Evicts the contents of the host's caches, and measures how fast the host reads; made when it is first needed.
     host: OnceLock<Mutex<HostFlood>>,
-    /// Whether the host attends something, so that its caches are to be evicted, too.
+    /// Whether the host attends something, so that its caches have to be evicted, too.
     floods_host: AtomicBool,
 }
 
@@ -49,7 +49,7 @@ impl OnGpu {
         self.host.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the contents of the host's caches evicted between turns from now on.
+    /// Makes turns evict the contents of the host's caches from now on.
     pub fn flood_host(&self) {
         self.floods_host.store(true, Ordering::Relaxed);
     }
@@ -194,7 +194,7 @@ impl<'s> SteppingThere<'s> {
     }
 }
 
-/// A method that selects and attends on the host what it selects, and whose other tokens the device attends.
+/// A method that selects on the host and attends there what it selects, while the device attends its other tokens.
 pub(super) struct SteppingBeside<'s> {
     layer: Arc<LayerAlone>,
     run: PartAlone,
@@ -223,7 +223,7 @@ impl<'s> SteppingBeside<'s> {
 }
 
 impl Runs for SteppingBeside<'_> {
-    /// Wall-clock time of one layer, which waits for the host. The host's part is the time of selecting: it attends as it finds.
+    /// Takes the wall-clock time of one layer, which waits for the host. The host's part, including its attention, counts as selection.
     fn turn(&mut self, number: usize) -> Result<Turn> {
         self.layer.ask(queries(self.sequences, self.batch, number))?;
         self.layer.flood()?;
@@ -236,7 +236,7 @@ impl Runs for SteppingBeside<'_> {
     }
 }
 
-/// An index cache over a prefix of the whole model in host memory, each layer of which is that of the first sequence.
+/// Makes an index cache over a prefix of the whole model in host memory, whose layers all repeat that of the first sequence.
 ///
 /// # Errors
 /// If it does not fit.

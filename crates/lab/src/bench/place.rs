@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    /// Has the contents of the host's caches evicted between turns, too, because the host attends something for a GPU.
+    /// Also evicts the contents of the host's caches between turns, because the host attends something for a GPU.
     pub fn flood_host(&self) {
         match self {
             Self::Cpu(_) => {}

@@ -474,8 +474,8 @@ impl At<'_> {
         Ok(entries)
     }
 
-    /// A method whose selected tokens the host attends: one layer with indexes of `cache`, or steps of the whole model with those of
-    /// `of_model`, which is made when it is first needed.
+    /// Prepares a method whose selected tokens the host attends: one layer with indexes of `cache`, or steps of the whole model with
+    /// those of `of_model`, which is made when it is first needed.
     #[cfg(feature = "cuda")]
     fn beside<'r>(
         &'r self,
@@ -690,7 +690,7 @@ fn hold_to(row: &mut BenchRow, roof: Roof) {
     let share = |of: f64, all: f64| (of > 0.0 && all > 0.0).then(|| of / all);
     row.bandwidth_share = share(row.gbps, roof.read_gbps);
     let (bus_bytes, host_bytes) = (row.bus_bytes.unwrap_or(0), row.host_bytes.unwrap_or(0));
-    // Queries and partial softmaxes cross the bus, too, and are read by nobody else.
+    // Queries and partial softmaxes also cross the bus, and count for nothing else.
     let of_device = row.limit_bytes.saturating_sub(bus_bytes + host_bytes);
     let by_bytes = of_device as f64 / 1e9 / roof.read_gbps.max(f64::MIN_POSITIVE);
     let by_host = roof.host_gbps.map_or(0.0, |gbps| host_bytes as f64 / 1e9 / gbps.max(f64::MIN_POSITIVE));
@@ -728,7 +728,7 @@ mod tests {
         hold_to(&mut row, Roof { read_gbps: 10.0, peak_gflops: 100.0, link_gbps: Some([5.0, 4.0]), ..Roof::default() });
         let near = |got: Option<f64>, expected: f64| (got.unwrap() - expected).abs() < 1e-9;
         assert!(near(row.bus_gbps, 3.0) && near(row.link_share, 0.6) && near(row.limit_share, 0.6), "{row:?}");
-        // Of 5 MB, the host reads 4 at 8 GB/s, which takes half of the time; less than 3 MB more cross the bus at 50 GB/s.
+        // Of 5 MB, the host reads 4 at 8 GB/s, which takes half of the time. Less than 3 MB cross the bus at 50 GB/s.
         let mut asked = BenchRow { bus_bytes: Some(2_900_000), host_bytes: Some(4_000_000), ..row };
         let roof = Roof { link_gbps: Some([50.0, 50.0]), host_gbps: Some(8.0), read_gbps: 10.0, ..Roof::default() };
         hold_to(&mut asked, Roof { peak_gflops: 100.0, ..roof });

@@ -1,8 +1,8 @@
-//! Attention of one layer without a model around it: keys and values of some sequences, queries, one token behind each context.
-//! It is for timing.
+//! Attention of one layer without a model around it, for timing: the keys and values of several sequences, their queries, and one token
+//! after each context.
 //!
-//! Sequences that step together lie as further KV heads of one: 8 of 8 heads each are 64 heads, and their queries those of one row.
-//! Copies of all of it can lie beside it, so that what is attended next is in no cache.
+//! Sequences of one step are stored as the KV heads of a single sequence: 8 sequences of 8 KV heads become 64 KV heads, and their queries
+//! become one row. The keys and values can be stored several times, so that a measured step reads a copy that is in no GPU cache.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,17 +23,17 @@ use spattn_cuda::{
     Place, Prepared, Queries, Recording, Timeline,
 };
 
-/// One layer of some sequences on a device.
+/// One attention layer of several sequences on a device.
 pub struct LayerAlone {
     pub(super) gpu: Arc<Gpu>,
     pub(super) shape: KvShape,
     heads: usize,
     prefix: Arc<Prefix>,
-    /// The same again, elsewhere.
+    /// Further copies of the prefix, at other addresses.
     copies: Vec<DevicePrefix>,
-    /// What follows the context, one token.
+    /// The one token after the context, in every copy.
     pub(super) tail: Tail,
-    /// What was gathered about the context, whose heads are those of all sequences.
+    /// What was gathered about the contexts of all sequences, whose heads are numbered as those of one.
     stats: Option<PromptStats>,
     queries: Mutex<Buffer>,
     flood: Mutex<Flood>,
@@ -45,7 +45,7 @@ impl std::fmt::Debug for LayerAlone {
     }
 }
 
-/// The first token behind a context.
+/// The first token after a context.
 #[derive(Debug, Clone, Copy)]
 pub struct Following<'a> {
     /// Its key, `[kv_head][d]`.
@@ -55,14 +55,15 @@ pub struct Following<'a> {
 }
 
 impl LayerAlone {
-    /// Takes `batch` sequences to the memory of a device, or of the host, where its kernels reach them: the given ones in turn, each with
-    /// `heads` query heads and the token that follows; and `copies` copies of them all, of which the first is what forks go on from.
+    /// Copies `batch` sequences, repeating the given ones in turn, to the tier's memory: the device's, or host memory that kernels read.
+    /// Each sequence has `heads` query heads and is followed by its token. All of them are stored `copies` times; forks continue from the
+    /// first copy.
     ///
     /// # Errors
     /// If they do not fit.
     ///
     /// # Panics
-    /// If there is no sequence, or they are of different shapes.
+    /// If there is no sequence, or if sequences differ in shape or length.
     pub fn new(
         gpu: Arc<Gpu>,
         heads: usize,
@@ -124,32 +125,32 @@ impl LayerAlone {
         })
     }
 
-    /// With what was gathered about the contexts of all sequences beside each other.
+    /// Sets what was gathered about the contexts of all sequences.
     pub fn knowing(self, stats: Option<PromptStats>) -> Self {
         Self { stats, ..self }
     }
 
-    /// What was gathered about the contexts.
+    /// Returns what was gathered about the contexts.
     pub fn stats(&self) -> Option<&PromptStats> {
         self.stats.as_ref()
     }
 
-    /// The first copy, from which indexes are built and forks made.
+    /// Returns the first copy, from which indexes are built and which sequences are forked from.
     pub fn prefix(&self) -> &Arc<Prefix> {
         &self.prefix
     }
 
-    /// Copies, the first one included.
+    /// Returns the number of copies, including the first.
     pub fn copies(&self) -> usize {
         1 + self.copies.len()
     }
 
-    /// Query heads of all sequences.
+    /// Returns the number of query heads of all sequences.
     pub fn heads(&self) -> usize {
         self.heads
     }
 
-    /// Sends rotated queries `[sequence][head][d]`, which all runs ask from now on.
+    /// Uploads rotated queries `[sequence][head][d]`, which all runs use from now on.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -159,7 +160,7 @@ impl LayerAlone {
         Numbers::narrow(queries, storage(self.shape.dtype)).upload_to(&self.gpu, &mut own, 0)
     }
 
-    /// Has somebody read the queries, or write them where they are.
+    /// Lends the buffer of queries to `act`, to read or to write.
     ///
     /// # Errors
     /// Those of `act`.
@@ -167,14 +168,14 @@ impl LayerAlone {
         act(&mut self.queries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Where the next token's keys and values of each of `rows` sequences go, in a copy.
+    /// Returns where the keys and values of the next token of each of `rows` sequences are stored in a copy.
     pub(super) fn places(&self, copy: usize, rows: usize) -> Vec<Place> {
         let tail = self.tail.view(self.shape, self.copies());
         let each = self.shape.kv_heads / rows;
         (0..rows).map(|row| tail.cache(copy).place_from(row * each, 0)).collect()
     }
 
-    /// What the device wrote last is gone from its caches when it comes to what is asked for next; nothing waits for that.
+    /// Enqueues work that evicts from the device's caches what it wrote before; does not wait for it.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -182,7 +183,7 @@ impl LayerAlone {
         self.flood.lock().unwrap_or_else(PoisonError::into_inner).pass(&self.gpu)
     }
 
-    /// A run of the method of `fork`, which has made no step yet; `None` if the host picks for it.
+    /// Makes a run of the method of `fork`, which must not have made a step yet; `None` if the method selects on the host.
     ///
     /// # Errors
     /// If the device fails.
@@ -222,16 +223,16 @@ impl LayerAlone {
             run.select_asked(1)?;
             run.prepare_copy(1, exact)?;
         }
-        // Everything that it needs is there before it is recorded.
+        // A first step allocates everything that the recorded step uses.
         run.step()?;
         run.record()?;
         Ok(Some(run))
     }
 
-    /// Indexes of the copies, where the device picks.
+    /// Builds the index of each copy but the first, if the method selects on the device.
     fn further_indexes(&self, fork: &Sequence) -> Result<Vec<DeviceIndex>, GpuError> {
         let Some((form, _)) = fork.device_form(0) else { return Ok(Vec::new()) };
-        // What an index draws from hardly matters to how long a step takes.
+        // The seed hardly affects how long a step takes.
         let learned = PrefixStatsView { seed: 0, stats: self.stats.as_ref() };
         self.copies.iter().map(|copy| form.build_all(&self.place(copy.cache(0), fork), &learned)).collect()
     }
@@ -247,44 +248,44 @@ impl LayerAlone {
     }
 }
 
-/// Panic message.
+/// The panic message where attention runs before `prepare`.
 const PREPARED: &str = "`prepare` ran before attention";
 
-/// How long a step of a layer took, for each copy: the mean over the steps that use the same picks.
+/// The time that one step takes at one copy, averaged over the steps that share a selection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AloneTimes {
-    /// All of it.
+    /// The whole step.
     pub whole: Duration,
-    /// Picking alone, in a run of its own.
+    /// Selection alone, timed by itself.
     pub select: Duration,
-    /// Attending alone, likewise.
+    /// Attention to the selected tokens alone, timed by itself.
     pub attend: Duration,
-    /// Scoring alone, likewise; nothing where a method does not score all candidates.
+    /// Scoring alone, timed by itself; zero if the method does not score all candidates.
     pub score: Duration,
-    /// What picking takes beyond scoring; nothing where it is not by scores that are written.
+    /// The part of selection after scoring; zero if the method does not write scores.
     pub pick: Duration,
 }
 
-/// A method that steps again and again behind the same context.
+/// A method that repeats its step after the same context.
 pub struct RunAlone {
     layer: Arc<LayerAlone>,
     fork: Sequence,
     number: u32,
-    /// Entries of the index that picking once read, and tokens that it picked.
+    /// Index entries read by one selection, and tokens that it selected.
     found: [u64; 2],
-    /// Of the copies behind the first.
+    /// The indexes of all copies but the first.
     indexes: Vec<DeviceIndex>,
-    /// What the run holds of each copy, if its method lets tokens go. It changes from turn to turn, not in size.
+    /// What the run holds of each copy if its method evicts tokens. Its contents change from step to step, its size does not.
     held: Vec<Option<HeldTokens>>,
     picks: SelectionWorkspace,
-    /// Numbers of sequences, where they are rows of something.
+    /// The numbers of the sequences, 0, 1, 2 and so on, as row numbers.
     in_order: HostDeviceVec<u32>,
     scratch: DeviceScratch,
     attention: [AttentionWorkspace; 2],
-    /// What all copies attend; where tokens are picked ahead, every second copy has lists of its own.
+    /// What all copies attend. If tokens are selected ahead, odd copies have lists of their own.
     prepared: [Option<Prepared>; 2],
     out: Buffer,
-    /// Of the whole step, of both halves where something is picked, and of scoring where candidates can be scored.
+    /// The whole step; then, if the method selects on the device, selection, attention and, if it can score alone, scoring.
     recordings: Vec<Recording>,
     scoring: MaterializesScores,
     timeline: Timeline,
@@ -297,12 +298,12 @@ impl std::fmt::Debug for RunAlone {
 }
 
 impl RunAlone {
-    /// The run, of which one step of the first copy is counted.
+    /// Returns the sequence, whose costs are those of one step at the first copy.
     pub fn fork(&self) -> &Sequence {
         &self.fork
     }
 
-    /// Takes a step of all copies, between events of the device, with nothing of it in a cache.
+    /// Times a step at all copies with events of the device, with cold caches.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -310,7 +311,7 @@ impl RunAlone {
         let (layer, copies) = (self.layer.clone(), self.layer.copies() as u32);
         let mut spans = [Duration::ZERO; 4];
         for (recording, span) in self.recordings.iter_mut().zip(&mut spans) {
-            // The host is ahead of the device by the time that this takes, so nothing waits for a launch.
+            // The flood lets the host run ahead of the device, so that no launch is waited for.
             layer.flood()?;
             self.timeline.clear();
             layer.gpu.mark(&mut self.timeline)?;
@@ -331,12 +332,12 @@ impl RunAlone {
         })
     }
 
-    /// Steps that use the same picks.
+    /// Returns the number of steps that share a selection.
     pub fn refresh(&self) -> u32 {
         self.fork.device_form(0).map_or(1, |(form, _)| form.refresh() as u32)
     }
 
-    /// What picking once cost of what the run has counted, and the share of that which a step has.
+    /// Returns the part of the run's counted cost that one selection caused, and the share of it that falls to one step.
     pub fn picking(&self) -> (Cost, f64) {
         let kv_heads = self.layer.shape.kv_heads;
         let Some((form, _)) = self.fork.device_form(0) else { return (Cost::default(), 1.0) };
@@ -349,7 +350,7 @@ impl RunAlone {
         (cost, 1.0 / f64::from(self.refresh()))
     }
 
-    /// The outputs of the last step, `[sequence][head][d]`.
+    /// Returns the outputs of the last step, `[sequence][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -358,7 +359,7 @@ impl RunAlone {
         super::host::download_wide(&layer.gpu, &self.out, 0, count, storage(layer.shape.dtype))
     }
 
-    /// Steps without taking times.
+    /// Takes one step at every copy without timing it.
     ///
     /// # Errors
     /// [`GpuError`].
@@ -370,12 +371,12 @@ impl RunAlone {
         })
     }
 
-    /// Whether tokens of a layer are picked ahead, while the layer before computes.
+    /// Whether the tokens of a layer are selected ahead, while the layer before computes.
     pub fn selects_ahead(&self) -> bool {
         self.fork.method().method.selects_ahead()
     }
 
-    /// Fetches what was picked ahead for a copy from host memory, if that is where it is.
+    /// Fetches the tokens selected ahead for a copy if its prefix is in host memory.
     fn fetch(&mut self, copy: usize) -> Result<(), GpuError> {
         let layer = self.layer.clone();
         if !self.selects_ahead() || shared(&layer.prefix).tier() != Tier::Host || self.fork.device_form(0).is_none() {
@@ -387,25 +388,25 @@ impl RunAlone {
         layer.gpu.fetch_tokens(lists, &cache, layer.prefix.tokens(), &[tail.cache(copy)], None)
     }
 
-    /// Picks for a copy by queries `[sequence][head][d]` that are known one layer earlier, and fetches what it picked.
+    /// Selects for a copy by queries `[sequence][head][d]` that are known one layer earlier, and fetches the selected tokens.
     pub(super) fn select_ahead(&mut self, copy: usize, queries: &Buffer) -> Result<(), GpuError> {
         self.select(copy, queries)?;
         self.fetch(copy)
     }
 
-    /// Picks what a copy attends to begin with, and lays that out.
+    /// Fetches the first selection of a copy if need be, and prepares its attention.
     fn prepare_copy(&mut self, copy: usize, exact: StaticTokens) -> Result<(), GpuError> {
         self.fetch(copy)?;
         self.await_tokens(copy)?;
         self.prepare(copy, exact)
     }
 
-    /// Has what is enqueued next wait for what is fetched for a copy.
+    /// Makes the work enqueued next wait until the tokens fetched for a copy have arrived.
     fn await_tokens(&mut self, copy: usize) -> Result<(), GpuError> {
         self.layer.gpu.await_tokens(&mut self.picks.of_layer(copy).own.lists)
     }
 
-    /// Makes what the run holds of each copy.
+    /// Creates what the run holds of each copy.
     fn hold(&mut self) -> Result<(), GpuError> {
         let Some((form, first)) = self.fork.device_form(0) else { return Ok(()) };
         let (gpu, total) = (&self.layer.gpu, self.fork.tokens());
@@ -415,7 +416,7 @@ impl RunAlone {
     }
 
     fn record(&mut self) -> Result<(), GpuError> {
-        // A layer alone has none ahead of it to overlap with, so its times say nothing of what is picked ahead.
+        // A single layer has no layer before it to overlap with, so its times would say nothing about selecting ahead.
         if self.selects_ahead() {
             return Ok(());
         }
@@ -436,7 +437,7 @@ impl RunAlone {
         Ok(())
     }
 
-    /// Picks for a copy by queries `[sequence][head][d]`, where anything is picked.
+    /// Selects for a copy by queries `[sequence][head][d]`, if the method selects at all.
     fn select(&mut self, copy: usize, queries: &Buffer) -> Result<(), GpuError> {
         let select =
             |form: &dyn DeviceForm, step: &DeviceStep<'_>, index: &DeviceIndex, picks: &mut _, scratch: &mut _| {
@@ -445,13 +446,13 @@ impl RunAlone {
         self.with_form(copy, queries, select).map(drop)
     }
 
-    /// Picks for a copy by the queries that were [asked](LayerAlone::ask).
+    /// Selects for a copy by the queries given to [`ask`](LayerAlone::ask).
     fn select_asked(&mut self, copy: usize) -> Result<(), GpuError> {
         let layer = self.layer.clone();
         layer.with_queries(|queries| self.select(copy, queries))
     }
 
-    /// Scores the candidates of a copy, where a method can.
+    /// Scores the candidates of a copy, if the method can.
     fn score(&mut self, copy: usize) -> Result<MaterializesScores, GpuError> {
         let layer = self.layer.clone();
         let score = |form: &dyn DeviceForm, step: &DeviceStep<'_>, index: &DeviceIndex, _: &mut _, scratch: &mut _| {
@@ -461,7 +462,7 @@ impl RunAlone {
         Ok(scored.unwrap_or(MaterializesScores::No))
     }
 
-    /// Has a copy's step done by the method's form, if it has one.
+    /// Runs `act` with the method's device form and a copy's step, if the method has a device form.
     fn with_form<T>(
         &mut self,
         copy: usize,
@@ -495,7 +496,7 @@ impl RunAlone {
         act(form, &step, index, own, &mut self.scratch).map(Some)
     }
 
-    /// Counts what was picked.
+    /// Counts the selected tokens.
     fn count(&mut self) -> Result<(), GpuError> {
         if self.fork.device_form(0).is_none() {
             return Ok(());
@@ -512,7 +513,7 @@ impl RunAlone {
         Ok(())
     }
 
-    /// Lays out what a copy attends.
+    /// Prepares the lists of tokens that a copy attends.
     fn prepare(&mut self, copy: usize, exact: StaticTokens) -> Result<(), GpuError> {
         let (layer, total) = (&self.layer, self.fork.tokens());
         let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
@@ -534,7 +535,7 @@ impl RunAlone {
         Ok(())
     }
 
-    /// Attends a copy by the queries that were [asked](LayerAlone::ask).
+    /// Attends a copy by the queries given to [`ask`](LayerAlone::ask).
     fn attend_asked(&mut self, copy: usize) -> Result<(), GpuError> {
         let layer = self.layer.clone();
         self.await_tokens(copy)?;
@@ -542,7 +543,7 @@ impl RunAlone {
         layer.with_queries(|queries| attend(&layer, prepared, copy, queries, &mut self.out))
     }
 
-    /// Attends a copy by queries `[sequence][head][d]`, into `out` of the same shape; if `picks`, it selects anew first.
+    /// Attends a copy by queries `[sequence][head][d]`, into `out` of the same shape. If `picks`, selects first.
     pub(super) fn step_layer(
         &mut self,
         copy: usize,
@@ -558,17 +559,17 @@ impl RunAlone {
         attend(&self.layer, self.prepared[self.slot(copy)].as_ref().expect(PREPARED), copy, queries, out)
     }
 
-    /// Which lists a copy has, where every second one has its own.
+    /// Returns which prepared lists a copy uses: odd copies have their own if tokens are selected ahead.
     fn slot(&self, copy: usize) -> usize {
         if self.selects_ahead() { copy % 2 } else { 0 }
     }
 
-    /// Makes the numbers of so many sequences.
+    /// Uploads the numbers of `rows` sequences.
     pub(super) fn rows_in_order(&mut self, rows: usize) -> Result<(), GpuError> {
         self.in_order.set(&self.layer.gpu, (0..rows as u32).collect())
     }
 
-    /// The numbers of sequences.
+    /// Returns the numbers of the sequences.
     pub(super) fn in_order(&self) -> &HostDeviceVec<u32> {
         &self.in_order
     }

@@ -1,4 +1,4 @@
-//! A layer alone whose selected tokens the host attends: steps that wait for it, timed by the wall clock.
+//! A single layer whose selected tokens the host attends. Its steps wait for the host, so they are timed by the wall clock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use spattn_cuda::{
     self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HostDeviceVec, LayerRule, Queries,
 };
 
-/// A method that steps behind a context, one token after the other, of which the host attends what it selects.
+/// A method that steps token by token after a context, while the host attends the tokens that it selects.
 pub struct PartAlone {
     layer: Arc<LayerAlone>,
     fork: Sequence,
-    /// What follows the context: the token that follows it, and tokens of zeros.
+    /// The tokens after the context: the given one, then zeros.
     tail: Tail,
     rows: HostDeviceVec<u32>,
     scratch: DeviceScratch,
@@ -31,18 +31,18 @@ impl std::fmt::Debug for PartAlone {
     }
 }
 
-/// How long a step took.
+/// The time that a step took.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PartTimes {
-    /// All of it: hashing and sending queries, the host's part, sending what it attended, attending static tokens and merging both.
+    /// The whole step: hashing and downloading queries, the host's part, uploading its result, attending static tokens and merging both.
     pub whole: Duration,
-    /// The host's part: looking up codes, weighting samples and attending them.
+    /// The host's part: looking up codes, weighting the sampled tokens and attending them.
     pub host: Duration,
 }
 
 impl LayerAlone {
-    /// A run of so many steps of the method of `fork`, which has made no step yet; `None` unless the host attends what it selects for it, and
-    /// takes nothing but queries.
+    /// Makes a run of `steps` steps of the method of `fork`, which must not have made a step yet; `None` unless the host attends what the
+    /// method selects and needs only the queries for it.
     ///
     /// # Errors
     /// If there is no room.
@@ -72,18 +72,18 @@ impl LayerAlone {
 }
 
 impl PartAlone {
-    /// The run, with the costs of its steps.
+    /// Returns the sequence, with the costs of its steps.
     pub fn fork(&self) -> &Sequence {
         &self.fork
     }
 
-    /// Takes the next step by the queries that were [asked](LayerAlone::ask), and waits for it.
+    /// Takes the next step by the queries given to [`ask`](LayerAlone::ask), and waits for it.
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If there were as many steps as the run has.
+    /// If the run has made all of its steps.
     pub fn step(&mut self) -> Result<PartTimes, EngineError> {
         let layer = self.layer.clone();
         layer.gpu.synchronize()?;
@@ -100,7 +100,7 @@ impl PartAlone {
         Ok(PartTimes { whole: start.elapsed(), host })
     }
 
-    /// Queries in host memory, and what the device makes of them.
+    /// Downloads the queries, and the codes that the device makes of them.
     fn ask(&mut self, layer: &LayerAlone) -> Result<(Vec<f32>, Vec<u16>), GpuError> {
         let (heads, d) = (layer.heads(), layer.shape.d);
         let cache = shared(layer.prefix()).cache(0);
@@ -115,7 +115,7 @@ impl PartAlone {
         })
     }
 
-    /// Attends static tokens, and merges them with what the host attended.
+    /// Attends static tokens, and merges them with the host's part.
     fn merge(&mut self, layer: &LayerAlone, part: AttendedPart) -> Result<(), GpuError> {
         let (kv_heads, total, tokens) = (layer.shape.kv_heads, self.fork.tokens(), layer.prefix().tokens());
         let plan = RowPlan::Merged(part);
@@ -135,7 +135,7 @@ impl PartAlone {
         layer.with_queries(|queries| layer.gpu.attend(&prepared, &prefix, queries, stride, out, None))
     }
 
-    /// The outputs of the last step, `[sequence][head][d]`.
+    /// Returns the outputs of the last step, `[sequence][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].

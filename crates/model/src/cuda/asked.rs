@@ -1,5 +1,5 @@
-//! What the host takes of a step where it [attends what it selects](spattn_attention::LayerStep::HostAttendsPart): queries, and the codes that
-//! the GPU makes of them.
+//! What the host needs from the GPU for a step in which it [attends what it selects](spattn_attention::LayerStep::HostAttendsPart): the
+//! queries, and the codes that the GPU makes of them.
 
 use super::host::download_wide;
 use super::kv::shared;
@@ -8,17 +8,16 @@ use super::workspace::{AskedRoom, Workspace};
 use crate::engine::Stream;
 use spattn_cuda::{GpuError, Queries};
 
-/// Queries of a stream's rows in host memory.
+/// The queries of a stream's rows in host memory.
 pub(super) struct Asked {
-    /// `[row][heads * d]`; nothing if the host takes keys and values, too, which come down in whole rows.
+    /// `[row][heads * d]`; empty if the host also needs keys and values, which are downloaded in whole rows.
     pub(super) queries: Vec<f32>,
-    /// What the device made of the queries of each row: nothing, if the host takes them as they are.
+    /// The codes that the device made of the queries of each row; empty if the method does not hash on the device.
     pub(super) codes: Vec<Vec<u16>>,
 }
 
 impl Segment {
-    /// Hashes the queries of streams for which the host attends a part of a layer, and waits for what the host takes of them; `None` for other
-    /// streams.
+    /// Hashes the queries of streams of which the host attends a part at a layer, and downloads what it needs; `None` for other streams.
     pub(super) fn ask(
         &self,
         workspace: &mut Workspace,
@@ -34,7 +33,7 @@ impl Segment {
         streams.iter().enumerate().map(number).map(Option::transpose).collect()
     }
 
-    /// As [`ask`](Self::ask), for one stream, whose rows begin with `first`.
+    /// Does what [`ask`](Self::ask) does for one stream, whose rows begin at `first`.
     fn ask_stream(
         &self,
         workspace: &mut Workspace,

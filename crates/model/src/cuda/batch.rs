@@ -1,4 +1,4 @@
-//! Whole steps of a batch of sequences that share no prefix, behind keys and values that nobody has read: for timing, on one GPU.
+//! Whole steps of a batch of sequences that share no prefix, on one GPU, for timing. No prompt was read: keys and values are given.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -10,41 +10,40 @@ use super::workspace::{Recorded, Workspace};
 use crate::engine::EngineError;
 use spattn_cuda::{Buffer, ChannelLists, Gpu, GpuError, HostDeviceVec, Into, Place, Queries, Timeline};
 
-/// What steps of a batch need beside weights and keys.
+/// What the steps of a batch need besides weights and the KV cache.
 #[derive(Default)]
 pub struct BatchWorkspace {
-    /// All channels of a head, by which queries are taken together.
+    /// The numbers of all channels of a head, used to gather the queries.
     channels: Option<Buffer>,
-    /// Queries that are known one layer earlier, of sequences beside each other.
+    /// The gathered queries of all sequences that are known one layer earlier.
     ahead: Option<Buffer>,
     timeline: Timeline,
-    /// The launches of a step that selects, and of one that attends what was selected before.
+    /// The recorded launches of a step that attends an earlier selection, and of one that selects.
     recorded: [Option<Recorded>; 2],
 }
 
-/// Passes of the flood ahead of launches that are not recorded: the host takes milliseconds for those of a step, and the device waits for
-/// none.
+/// Passes of the flood before launches that are not recorded. The host needs milliseconds to enqueue the launches of a step, and the
+/// device must be busy for that long, so that it waits for none of them.
 const PASSES: usize = 32;
 
 impl Cuda {
-    /// The device that holds the model.
+    /// Returns the device that holds the model.
     ///
     /// # Panics
-    /// If there are several.
+    /// If several devices hold it.
     pub fn device(&self) -> &Arc<Gpu> {
         &self.only().gpu
     }
 
-    /// How long one step of all layers and the output matrix takes for a batch, by events of the device. Sequence `i` reads
-    /// `tokens[i]`; layer `l` attends copy `l` of `alone`. If `picks`, what is attended is picked anew. A step of one sequence is a CUDA
-    /// graph, as the engine's is where nothing is picked; else its launches are enqueued while the device is busy. So no step waits for
-    /// the host.
+    /// Times one step of all layers and the output matrix for a batch, by events of the device. Sequence `i` reads `tokens[i]`; layer `l`
+    /// attends copy `l` of `alone`. If `picks`, tokens are selected anew. The step of a single sequence is a CUDA graph, as the engine's
+    /// step is where nothing is selected; other steps are enqueued while the device is busy. So no step waits for the host.
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If there are not as many copies as layers, or several GPUs hold the model.
+    /// If the number of copies is not the number of layers, or several GPUs hold the model.
     pub fn step_batch(
         &self,
         alone: &LayerAlone,
@@ -65,7 +64,7 @@ impl Cuda {
         );
         let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         let workspace = segment.reserve(&mut guard[0], rows)?;
-        // Everything is sent before the first event.
+        // All uploads come before the first event.
         let angles = segment.send_batch(workspace, alone, rows)?;
         run.rows_in_order(rows)?;
         let BatchWorkspace { channels, ahead, timeline, recorded } = batch_workspace;
@@ -81,7 +80,7 @@ impl Cuda {
         if segment.repeats(rows) {
             let key = step.key(workspace);
             if recorded.as_ref().is_none_or(|known| known.key != key) {
-                // What a launch reserves is there before launches are recorded.
+                // A launch before the recording allocates what the recorded launches use.
                 step.launch(workspace, run)?;
                 start(workspace)?;
                 let recording = segment.gpu.record(|| step.launch(workspace, run))?;
@@ -110,14 +109,14 @@ struct BatchStep<'a> {
     rows: usize,
     picks: bool,
     angles: Vec<StepAngles>,
-    /// All channels of a head.
+    /// The numbers of all channels of a head.
     channels: &'a Buffer,
-    /// Room for queries of all sequences beside each other.
+    /// Room for the queries of all sequences, without the keys and values between them.
     ahead: &'a mut Option<Buffer>,
 }
 
 impl BatchStep<'_> {
-    /// Enqueues all layers, and the output matrix.
+    /// Enqueues all layers and the output matrix.
     fn launch(&mut self, workspace: &mut Workspace, run: &mut RunAlone) -> Result<(), GpuError> {
         let &mut Self { segment, alone, rows, picks, .. } = self;
         for index in 0..segment.config.layers {
@@ -128,7 +127,7 @@ impl BatchStep<'_> {
                 }
                 let picks = picks && !(run.selects_ahead() && index > 0);
                 let Workspace { qkv, attended, .. } = workspace;
-                // The queries of one sequence lie beside each other.
+                // The queries of a single sequence are already contiguous.
                 if rows == 1 {
                     return run.step_layer(index, picks, qkv, attended);
                 }
@@ -144,7 +143,7 @@ impl BatchStep<'_> {
         segment.multiply(head, normed, rows, logits, Into::Wide)
     }
 
-    /// Picks for a layer by the queries that it would make of the input of the layer before, and fetches what it picked.
+    /// Selects for a layer by the queries that it would make of the previous layer's input, and fetches the selected tokens.
     fn look_ahead(&mut self, workspace: &mut Workspace, run: &mut RunAlone, layer: usize) -> Result<(), GpuError> {
         let &mut Self { segment, rows, .. } = self;
         segment.make_queries_ahead(workspace, None, rows, layer, &self.angles)?;
@@ -161,7 +160,7 @@ impl BatchStep<'_> {
         taken
     }
 
-    /// What the launches depend on and may change during a run: addresses of buffers, and scaling factors.
+    /// Returns what the launches depend on and what may change during a run: addresses of buffers, and scaling factors.
     fn key(&self, workspace: &Workspace) -> Vec<u64> {
         let Workspace { x, qkv, ahead, places, inverse, logits, .. } = workspace;
         let reserved = [places, logits, ahead, &*self.ahead].into_iter().chain(inverse).flatten();
@@ -169,7 +168,7 @@ impl BatchStep<'_> {
         ids.chain(self.angles.iter().map(|angles| u64::from(angles.scaling.to_bits()))).collect()
     }
 
-    /// Takes the rotated queries of all rows together, `[row][head][d]`.
+    /// Gathers the rotated queries of all rows, `[row][head][d]`.
     fn take_queries(&self, in_order: &HostDeviceVec<u32>, qkv: &Buffer, queries: &mut Buffer) -> Result<(), GpuError> {
         let &Self { segment, rows, channels, .. } = self;
         let c = &segment.config;
@@ -181,7 +180,7 @@ impl BatchStep<'_> {
 }
 
 impl Segment {
-    /// Sends where the rows of a batch are and where their keys and values go, and reserves room for their logits.
+    /// Uploads the positions of a batch's rows and where their keys and values go, and reserves room for their logits.
     fn send_batch(
         &self,
         workspace: &mut Workspace,

@@ -1,4 +1,4 @@
-//! What the engine holds for experts: where their matrices are, and activations.
+//! Buffers for experts: tables of their matrices, and activations.
 
 use spattn_cuda::{Buffer, ExpertMatrices, Gpu, GpuError, Storage};
 
@@ -6,17 +6,17 @@ use super::weights::Linear;
 use crate::families::Experts;
 use crate::layers::{FeedForward, Gated, Layer};
 
-/// Rows up to which each reads its own experts.
+/// The largest number of rows for which each row reads its experts' matrices itself.
 pub(super) const FEW_ROWS: usize = 8;
 
-/// Where the matrices and biases of a layer's experts are, if all matrices are in the storage type.
+/// Tables of the matrices and biases of a layer's experts, if all matrices are in the storage type.
 pub(super) struct ExpertTables {
     pub(super) gate_up: ExpertMatrices,
     pub(super) down: ExpertMatrices,
 }
 
 impl ExpertTables {
-    /// Of each layer; `None` for those without experts, and those with experts in quantised blocks.
+    /// Makes each layer's tables; `None` for layers without experts or with experts in blocks.
     pub(super) fn of_layers<'a>(
         gpu: &Gpu,
         layers: &'a [Layer<Linear, Buffer>],
@@ -46,20 +46,20 @@ impl ExpertTables {
     }
 }
 
-/// Activations of experts, for so many rows as the workspace has.
+/// Activations of experts, for as many rows as the workspace has.
 pub(super) struct ExpertRoom {
-    /// Of the router, f32, `[row][expert]`.
+    /// The router's logits, f32, `[row][expert]`.
     pub(super) logits: Buffer,
-    /// Of each slot: a row and an expert that it passes.
+    /// The expert of each slot. A slot is a pair of a row and one of its experts.
     pub(super) chosen: Buffer,
     pub(super) weights: Buffer,
-    /// Rows of one expert after the other, and their weights.
+    /// The rows of the slots, sorted by expert; below, their weights.
     pub(super) rows: Buffer,
     pub(super) weights_by_expert: Buffer,
     pub(super) gathered: Buffer,
     pub(super) gate_up: Buffer,
     pub(super) gated: Buffer,
-    /// What an expert makes of its rows, f32.
+    /// An expert's outputs for its rows, f32.
     pub(super) output: Buffer,
 }
 

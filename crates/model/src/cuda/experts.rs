@@ -1,6 +1,6 @@
-//! Experts on a GPU. A router's logits are sorted out there. For few rows, each row's experts are read where they are; for more rows, and
-//! for experts in quantised blocks, the host learns which rows each expert is chosen for, and rows are gathered for products of one
-//! expert after the other.
+//! Experts on a GPU, which also chooses them from the router's logits. For few rows, kernels read the matrices of each row's experts
+//! directly. For more rows, and for experts in quantised blocks, the host downloads the choices, gathers the rows of each expert and
+//! multiplies them expert by expert.
 
 use spattn_cuda::{Buffer, GpuError, Into, Routes, RowMatrix};
 
@@ -12,8 +12,7 @@ use crate::families::ExpertWeights;
 use crate::layers::{FeedForward, Gated};
 
 impl Segment {
-    /// Whether the layers of a step of few rows are launched without waiting for the device: the host does not have to know which experts
-    /// are chosen.
+    /// Whether a step of few rows is launched without waiting for the device, because the host need not know which experts are chosen.
     pub(super) fn routes_on_device(&self) -> bool {
         let has_experts = |feed_forward: &FeedForward<Linear>| matches!(feed_forward, FeedForward::Experts { .. });
         self.layers
@@ -22,7 +21,7 @@ impl Segment {
             .all(|(layer, tables)| tables.is_some() || !has_experts(&layer.feed_forward))
     }
 
-    /// Adds what the experts of a layer make of the rows of `workspace.normed` to the residual stream.
+    /// Adds the output of a layer's experts for the rows of `workspace.normed` to the residual stream.
     pub(super) fn pass_experts(
         &self,
         workspace: &mut Workspace,
@@ -45,7 +44,7 @@ impl Segment {
         self.gpu.expert_sums(&tables.down, &routes, rows, &own.gated, x)
     }
 
-    /// One expert after the other, for all of its rows. Each row's outputs are added in the order of the experts.
+    /// Computes the experts one after the other, each for all of its rows. Each row's outputs are added in the order of the experts.
     fn pass_gathered(
         &self,
         own: &mut ExpertRoom,
@@ -60,7 +59,7 @@ impl Segment {
         self.gpu.download(&own.chosen, 0, &mut chosen)?;
         self.gpu.download(&own.weights, 0, &mut weights)?;
         let mut slots: Vec<usize> = (0..chosen.len()).collect();
-        // Stable, so that rows stay in order.
+        // A stable sort keeps the rows of an expert in order.
         slots.sort_by_key(|slot| chosen[*slot]);
         let of_slots: Vec<u32> = slots.iter().map(|slot| (slot / spec.used) as u32).collect();
         let weights: Vec<f32> = slots.iter().map(|slot| weights[*slot]).collect();

@@ -1,7 +1,8 @@
-//! A model on one GPU or on several, of which each holds consecutive layers: how rows go through all of them.
+//! A model on one GPU, or on several of which each holds consecutive layers: how rows pass through all of them.
 //!
-//! The first GPU has the embedding table, the last one the final norm and the output matrix; if that is the embedding table, both have it.
-//! Rows go from one GPU to the next as the f32 numbers of the residual stream. What is computed does not depend on where a layer is.
+//! The first GPU has the embedding table, the last one the final norm and the output matrix. If the output matrix is the embedding table,
+//! both GPUs have it. Rows move from one GPU to the next as the f32 numbers of the residual stream. Results do not depend on which GPU
+//! holds a layer.
 
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,11 +23,11 @@ use spattn_cuda::{Buffer, Gpu, GpuError};
 /// A model on GPUs.
 pub struct Cuda {
     dimensions: Dimensions,
-    /// At least one, in the order of their layers.
+    /// The segments in the order of their layers; at least one.
     pub(super) segments: Vec<Segment>,
-    /// What the GPUs are called.
+    /// The name of the GPUs.
     pub(super) name: String,
-    /// Of each segment. Whoever computes holds all of them.
+    /// The workspace of each segment. Whoever computes locks all of them.
     pub(super) workspaces: Mutex<Vec<Option<Workspace>>>,
     used: Mutex<GpuUse>,
 }
@@ -39,7 +40,7 @@ impl Deref for Cuda {
     }
 }
 
-/// What GPUs are called together: `2 x NAME`, or the names of different ones.
+/// Returns the common name of GPUs: `2 x NAME`, or the names joined by `+` if they differ.
 fn names(names: &[String]) -> String {
     match names {
         [only] => only.clone(),
@@ -49,17 +50,17 @@ fn names(names: &[String]) -> String {
 }
 
 impl Cuda {
-    /// Takes the weights to GPUs, converted to the storage type unless they stay in quantised blocks. `parts` are the GPUs in the order
-    /// of the layers that they get.
+    /// Copies the weights to GPUs, converted to the storage type unless they stay in quantised blocks. `parts` has the GPUs in the order
+    /// of their layers.
     ///
     /// # Errors
-    /// If a tensor is not what it should be, or a device cannot take its part; also if two GPUs cannot be linked.
+    /// If a tensor is not as expected, a device cannot hold its part, or two GPUs cannot be linked.
     pub(crate) fn load(
         dimensions: &Dimensions,
         weights: &Weights,
         parts: Vec<(Gpu, Range<usize>)>,
     ) -> Result<Self, LoadFailure> {
-        // Before anything is allocated: memory that exists is not opened to another GPU later on every driver.
+        // GPUs are linked before anything is allocated: not every driver gives another GPU access to memory that already exists.
         for pair in parts.windows(2) {
             pair[1].0.link(&pair[0].0)?;
         }
@@ -78,10 +79,10 @@ impl Cuda {
         })
     }
 
-    /// The only segment.
+    /// Returns the only segment.
     ///
     /// # Panics
-    /// If there are several.
+    /// If there are several segments.
     pub(super) fn only(&self) -> &Segment {
         match self.segments.as_slice() {
             [only] => only,
@@ -89,7 +90,7 @@ impl Cuda {
         }
     }
 
-    /// The segment that ends the model.
+    /// Returns the segment with the last layer.
     pub(super) fn last(&self) -> &Segment {
         self.segments.last().expect("a model is on at least one GPU")
     }
@@ -98,7 +99,7 @@ impl Cuda {
         self.last().shape()
     }
 
-    /// An empty prefix whose layers are where those of the model are, or in host memory if that is where keys and values are kept.
+    /// Makes an empty prefix, each layer on the GPU that holds the model's layer, or in host memory if keys and values are kept there.
     pub(super) fn empty_prefix(&self, kv: &KvPlacement, capacity: usize) -> Result<DevicePrefix, GpuError> {
         let gpus = self.segments.iter().flat_map(|segment| segment.range.clone().map(move |_| &segment.gpu));
         let (tier, cached) = match kv {
@@ -110,13 +111,13 @@ impl Cuda {
         Ok(prefix)
     }
 
-    /// A prefix of given keys and values, each of which are those of a layer, in the host's memory: for timing.
+    /// Makes a prefix in host memory from the given keys and values of each layer, for timing.
     ///
     /// # Errors
     /// If they do not fit.
     ///
     /// # Panics
-    /// If there are not as many as the model has layers.
+    /// If their number is not the model's number of layers.
     pub fn prefix_on_host(&self, layers: &[&LayerKv]) -> Result<Arc<Prefix>, GpuError> {
         let (shape, tokens) = (self.shape(), layers.first().map_or(0, |kv| kv.tokens()));
         assert_eq!(layers.len(), self.dimensions.config.layers, "keys and values of each layer");
@@ -132,7 +133,7 @@ impl Cuda {
         Ok(Prefix::on_device(self.layer_specs().clone(), tokens, Box::new(prefix)))
     }
 
-    /// Room for so many rows on each GPU; what it held is lost where it has to grow.
+    /// Reserves room for `rows` rows on each GPU. A workspace that has to grow loses its contents.
     pub(super) fn reserve<'a>(
         &self,
         workspaces: &'a mut [Option<Workspace>],
@@ -141,7 +142,7 @@ impl Cuda {
         self.segments.iter().zip(workspaces).map(|(segment, workspace)| segment.reserve(workspace, rows)).collect()
     }
 
-    /// Has rows pass each segment's layers in turn, and takes them from one GPU to the next in between.
+    /// Passes rows through the layers of each segment in turn, and copies them from one GPU to the next in between.
     pub(super) fn pass_segments<E: From<GpuError>>(
         &self,
         workspaces: &mut [&mut Workspace],
@@ -165,7 +166,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.
+    /// Fails if a number between the layers was not finite. `position` turns a row number, as the norms count rows, into its position.
     pub(super) fn check(
         &self,
         workspaces: &[&mut Workspace],
@@ -174,7 +175,7 @@ impl Cuda {
         self.segments.iter().zip(workspaces).try_for_each(|(segment, workspace)| segment.check(workspace, position))
     }
 
-    /// Makes room for what each stream reads behind its prefix.
+    /// Reserves room for the tokens that each stream has after its prefix.
     fn make_tails(&self, streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
         for stream in streams {
             let old = stream.fork.device_mut().take().and_then(|own| own.downcast::<SequenceParts>().ok());
@@ -186,7 +187,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Feeds each stream its tokens; the rows `[token][hidden]` of all streams behind the last layer.
+    /// Feeds each stream its tokens, and returns the rows `[token][hidden]` of all streams after the last layer.
     pub(super) fn step_streams(
         &self,
         streams: &mut [Stream<'_>],
@@ -204,7 +205,7 @@ impl Cuda {
         }
     }
 
-    /// Feeds each stream its only token; the likeliest token after it, the first of equally likely ones.
+    /// Feeds each stream its only token, and returns the most likely next token; of equally likely ones, the first.
     pub(super) fn choose_in_step(
         &self,
         streams: &mut [Stream<'_>],
@@ -215,8 +216,8 @@ impl Cuda {
         chosen.into_iter().zip(positions).map(of_row).collect()
     }
 
-    /// Feeds each stream its tokens. `finish` gets the GPU with the last layer and its workspace, where the rows of all streams are behind
-    /// that layer, and waits for them. Returns what it makes of the rows, and their positions.
+    /// Feeds each stream its tokens. `finish` gets the last segment and its workspace with the rows of all streams after the last layer,
+    /// and waits for them. Returns what `finish` returns, and the rows' positions.
     fn pass_streams<T>(
         &self,
         streams: &mut [Stream<'_>],
@@ -236,7 +237,7 @@ impl Cuda {
         self.make_tails(streams)?;
         let mut guard = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         let mut workspaces = self.reserve(&mut guard, rows.len())?;
-        // Everything is sent before the first layer, so that a GPU waits for the rows of the one before alone.
+        // All uploads come before the first layer, so that a GPU waits only for the rows of the GPU before it.
         let mut angles = Vec::new();
         for (segment, workspace) in self.segments.iter().zip(&mut workspaces) {
             segment.start(workspace, &tokens, &at)?;
@@ -264,7 +265,7 @@ impl Cuda {
         Ok((finished, positions))
     }
 
-    /// Adds where a step's time went, and what of it was attention to each stream.
+    /// Adds the times of a step's parts to the totals, and each stream's attention time to the stream.
     fn note_times(&self, workspaces: &[&mut Workspace], streams: &mut [Stream<'_>]) -> Result<(), GpuError> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let mut is_known = false;
@@ -278,7 +279,7 @@ impl Cuda {
         Ok(())
     }
 
-    /// Counts what a run's method picked on the GPUs.
+    /// Adds what a sequence's method selected on the GPUs to the sequence's counts.
     pub(super) fn collect_counters(&self, fork: &mut Sequence) -> Result<(), EngineError> {
         let kv_heads = self.dimensions.config.kv_heads;
         let Some(parts) = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceParts>()) else {
@@ -311,17 +312,17 @@ impl Cuda {
         Ok(())
     }
 
-    /// Logits `[token][vocab_size]` of rows `[token][hidden]` behind the last layer.
+    /// Returns the logits `[token][vocab_size]` of rows `[token][hidden]` after the last layer.
     pub(super) fn logits_of_rows(&self, x: &[f32]) -> Result<Vec<f32>, EngineError> {
         self.with_rows(x, |last, workspace, rows| last.logits_of(workspace, 0, rows))
     }
 
-    /// The same on the last GPU, as the output matrix gives them.
+    /// Computes the logits of rows `[token][hidden]` and leaves them on the last GPU, as the output matrix gives them.
     pub(super) fn device_logits(&self, x: &[f32]) -> Result<Buffer, EngineError> {
         self.with_rows(x, |last, workspace, rows| Ok(last.logits_on_device(workspace, rows)?))
     }
 
-    /// Has the last segment do something with rows `[token][hidden]` behind the last layer.
+    /// Runs `make` on the last segment with rows `[token][hidden]` after the last layer.
     fn with_rows<T>(
         &self,
         x: &[f32],
@@ -335,14 +336,14 @@ impl Cuda {
         make(last, workspace, rows)
     }
 
-    /// What the GPUs were used for so far.
+    /// Returns the GPU times and the peak memory so far.
     pub(super) fn used(&self) -> GpuUse {
         let used = *self.used.lock().unwrap_or_else(PoisonError::into_inner);
         let most = self.segments.iter().map(|segment| segment.gpu.most_bytes());
         GpuUse { most_bytes: most.sum(), gpus: self.segments.len(), ..used }
     }
 
-    /// Gives back the host memory in which others looked at a prompt.
+    /// Frees the host memory in which observers of a prompt saw its chunks.
     pub(super) fn forget_views(&self) {
         let mut workspaces = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
         workspaces.iter_mut().flatten().for_each(|workspace| workspace.host = HostWorkspace::default());

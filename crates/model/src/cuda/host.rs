@@ -1,4 +1,4 @@
-//! What the host sees of the device: numbers of all storage types, and chunks of a prompt.
+//! What the host reads from the device: numbers of every storage type, and chunks of a prompt.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,7 +12,7 @@ use spattn_attention::calibration::DeviceChunk;
 use spattn_attention::kv::{DeviceFailure, KvDtype, LayerKv};
 use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Plain, Rows, Storage, may_deal};
 
-/// Numbers of a storage type on the host.
+/// Numbers of one storage type in host memory.
 pub(super) enum Numbers {
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -37,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// Downloads `count` numbers of `storage` behind the first `skip` of a buffer, as f32.
+/// Downloads `count` numbers of `storage` after the first `skip` of a buffer, as f32.
 pub(super) fn download_wide(
     gpu: &Gpu,
     buffer: &Buffer,
@@ -45,7 +45,7 @@ pub(super) fn download_wide(
     count: usize,
     storage: Storage,
 ) -> Result<Vec<f32>, GpuError> {
-    /// Numbers that one thread widens at a time.
+    /// The number of values that one thread widens at a time.
     const PIECE: usize = 1 << 16;
     let (mut wide, offset) = (vec![0.0; count], skip * storage.bytes());
     match storage {
@@ -66,10 +66,10 @@ pub(super) fn download_wide(
     Ok(wide)
 }
 
-/// Host memory for what somebody looks at, kept from chunk to chunk: new memory is slow to be written to first.
+/// Host memory for the chunks that the host reads, reused because the first write to new memory is slow.
 #[derive(Default)]
 pub(super) struct HostWorkspace {
-    /// Rows as they are stored.
+    /// Rows in the storage type.
     f16: Vec<f16>,
     bf16: Vec<bf16>,
     f32: Vec<f32>,
@@ -77,7 +77,7 @@ pub(super) struct HostWorkspace {
     kv: Option<LayerKv>,
 }
 
-/// Downloads rows of `stride` numbers behind the first `skip` numbers of a buffer; the first `width` of each, widened.
+/// Downloads rows of `stride` numbers after the first `skip` of a buffer, and widens the first `width` of each.
 fn download_rows<T: Plain>(
     gpu: &Gpu,
     (buffer, skip): (&Buffer, usize),
@@ -101,7 +101,7 @@ fn download_rows<T: Plain>(
     Ok(())
 }
 
-/// A chunk of a prompt that the host may look at.
+/// A chunk of a prompt that the host may read.
 pub(super) struct HostView<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) qkv: &'a Buffer,
@@ -109,27 +109,27 @@ pub(super) struct HostView<'a> {
     pub(super) x: &'a Buffer,
     pub(super) hidden: usize,
     pub(super) rows: usize,
-    /// Numbers in a row of queries, and in one of queries, keys and values.
+    /// The width of a row of queries, and that of a row of queries, keys and values.
     pub(super) widths: (usize, usize),
     pub(super) prefix: &'a DevicePrefix,
     pub(super) layer: usize,
     pub(super) end: usize,
-    /// Factor of the logits.
+    /// The factor of the logits.
     pub(super) scale: f32,
-    /// What the layer has beyond a softmax of scaled products.
+    /// What the layer's attention has beyond a softmax of scaled products.
     pub(super) rule: LayerRule<'a>,
     pub(super) queries: OnceLock<Vec<f32>>,
     pub(super) kv: OnceLock<LayerKv>,
-    /// Memory of this process.
+    /// The host memory to reuse.
     pub(super) workspace: Mutex<&'a mut HostWorkspace>,
-    /// Room for what the chunk attends, which nobody needs yet.
+    /// The buffer for the chunk's attention output, unused until the chunk is attended.
     pub(super) attended: Mutex<&'a mut Buffer>,
-    /// Logarithms of the sums of the rows' exponentials, once somebody asked for what follows from them.
+    /// The logarithm of each row's sum of exponentials, computed when first needed.
     pub(super) log_sums: OnceLock<Buffer>,
 }
 
 impl<'a> HostView<'a> {
-    /// Keeps the host memory of the copies for the next chunk.
+    /// Returns the host memory of the copies to the workspace, for the next chunk.
     pub(super) fn close(self) {
         let workspace = self.workspace.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(queries) = self.queries.into_inner() {
@@ -144,7 +144,7 @@ impl<'a> HostView<'a> {
         self.workspace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queries of the chunk's last tokens.
+    /// Downloads the queries of the chunk's last tokens.
     fn copy_queries(&self, count: usize, mut queries: Vec<f32>) -> Result<Vec<f32>, GpuError> {
         let (width, stride) = self.widths;
         queries.resize(count * width, 0.0);
@@ -175,7 +175,7 @@ impl<'a> HostView<'a> {
         }
     }
 
-    /// Attends the chunk for its sums alone.
+    /// Attends the chunk only to get the rows' sums.
     fn sum_rows(&self) -> Result<Buffer, GpuError> {
         let rows = self.rows();
         let mut log_sums = self.gpu.alloc(size_of::<f32>() * rows.heads * rows.count)?;

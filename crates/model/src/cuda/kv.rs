@@ -1,5 +1,5 @@
-//! Keys and values of GPUs: a prefix that runs share, and what each of them reads behind it. Both are where the layers are, but a prefix
-//! may be in host memory, which kernels reach over the bus: then a prompt is read with one layer at a time in the memory of its GPU.
+//! Keys and values on GPUs: a prefix that sequences share, and the tail of each sequence. Both are on the GPUs that hold the layers, except
+//! that a prefix may be in host memory, which kernels read over the bus. Such a prompt is read with one layer at a time in GPU memory.
 
 use std::any::Any;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, L
 use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Plain, Storage};
 use spattn_kernels::Rows;
 
-/// How a device stores numbers of this type.
+/// Returns how a device stores numbers of this type.
 pub(super) fn storage(dtype: KvDtype) -> Storage {
     match dtype {
         KvDtype::F32 => Storage::F32,
@@ -19,7 +19,7 @@ pub(super) fn storage(dtype: KvDtype) -> Storage {
     }
 }
 
-/// Room for so many tokens behind the prefix, before a tail has to grow.
+/// The number of tokens for which a tail has room before it has to grow.
 const TAIL_CAPACITY: usize = 64;
 
 /// A prefix in the memory of the GPUs that hold the layers, or in host memory that they read.
@@ -28,16 +28,16 @@ pub(super) struct DevicePrefix {
     pub(super) layers: Vec<PrefixLayer>,
     pub(super) capacity: usize,
     pub(super) tokens: usize,
-    /// Bytes of the GPUs' memory in which each sequence keeps tokens that it has fetched from host memory.
+    /// Bytes of GPU memory in which each sequence keeps tokens that it has fetched from host memory.
     pub(super) cached: Option<usize>,
     tier: Tier,
-    /// While a prompt is read into host memory: on each GPU, room for one layer.
+    /// Room for one layer on each GPU, used while a prompt is read into host memory.
     staged: Vec<StagedLayer>,
 }
 
-/// Room for a layer in the memory of a GPU.
+/// Room for one layer in the memory of a GPU.
 struct StagedLayer {
-    /// The layer that is there.
+    /// The layer that is there now.
     layer: Option<usize>,
     room: PrefixLayer,
 }
@@ -57,13 +57,13 @@ impl std::fmt::Debug for DevicePrefix {
 }
 
 impl PrefixLayer {
-    /// Room for so many tokens of this shape in a tier.
+    /// Allocates room for `capacity` tokens in a tier.
     fn new(gpu: &Arc<Gpu>, shape: KvShape, capacity: usize, tier: Tier) -> Result<Self, GpuError> {
         let bytes = shape.kv_heads * capacity * shape.d * shape.dtype.bytes();
         Ok(Self { keys: alloc(gpu, tier, bytes)?, values: alloc(gpu, tier, bytes)?, gpu: gpu.clone() })
     }
 
-    /// Copies some tokens of a layer, both with room for `capacity` tokens.
+    /// Copies some tokens of a layer; both layers have room for `capacity` tokens.
     fn copy_from(
         &mut self,
         other: &Self,
@@ -80,13 +80,13 @@ impl PrefixLayer {
     }
 }
 
-/// Numbers of a buffer in pinned host memory.
+/// Returns numbers of a buffer in pinned host memory.
 fn pinned<T: Plain>(buffer: &Buffer, offset: usize, count: usize) -> Result<&[T], GpuError> {
     let numbers = buffer.host_numbers(offset, count)?;
     Ok(numbers.expect("layers of the host's tier are allocated in pinned memory"))
 }
 
-/// Memory of a tier that a GPU reads and writes.
+/// Allocates memory of a tier that a GPU reads and writes.
 fn alloc(gpu: &Gpu, tier: Tier, bytes: usize) -> Result<Buffer, GpuError> {
     match tier {
         Tier::Host => gpu.alloc_on_host(bytes),
@@ -95,7 +95,7 @@ fn alloc(gpu: &Gpu, tier: Tier, bytes: usize) -> Result<Buffer, GpuError> {
 }
 
 impl DevicePrefix {
-    /// An empty prefix with room for so many tokens; `gpus` has the GPU of each layer.
+    /// Makes an empty prefix with room for `capacity` tokens; `gpus` has the GPU of each layer.
     pub(super) fn new<'g>(
         gpus: impl IntoIterator<Item = &'g Arc<Gpu>>,
         shape: KvShape,
@@ -104,7 +104,7 @@ impl DevicePrefix {
         Self::in_tier(Tier::Device, gpus, shape, capacity)
     }
 
-    /// As [`new`](Self::new), in the memory of the GPUs or of the host.
+    /// Makes an empty prefix in the memory of the GPUs or of the host; see [`new`](Self::new).
     pub(super) fn in_tier<'g>(
         tier: Tier,
         gpus: impl IntoIterator<Item = &'g Arc<Gpu>>,
@@ -116,8 +116,8 @@ impl DevicePrefix {
         Ok(Self { shape, layers, capacity, tokens: 0, cached: None, tier, staged: Vec::new() })
     }
 
-    /// Brings a layer to where a chunk of a prompt is added to it, with the first `known` tokens. What is added is lost unless it is
-    /// [stored](Self::store).
+    /// Brings a layer with its first `known` tokens to the memory where a chunk of a prompt is added to it. The added tokens are lost
+    /// unless they are [stored](Self::store).
     pub(super) fn stage(&mut self, layer: usize, known: usize) -> Result<(), GpuError> {
         if self.tier == Tier::Device {
             return Ok(());
@@ -138,25 +138,25 @@ impl DevicePrefix {
         Ok(())
     }
 
-    /// Keeps the tokens that were added to a layer that was [staged](Self::stage).
+    /// Copies the tokens that were added to a [staged](Self::stage) layer back to the prefix.
     pub(super) fn store(&mut self, layer: usize, added: Range<usize>) -> Result<(), GpuError> {
         let Some(staged) = self.staged.iter_mut().find(|staged| staged.layer == Some(layer)) else { return Ok(()) };
         staged.layer = None;
         self.layers[layer].copy_from(&staged.room, self.shape, self.capacity, added)
     }
 
-    /// Gives back the memory that only reading a prompt takes.
+    /// Frees the memory that only reading a prompt needs.
     pub(super) fn end_reading(&mut self) {
         self.staged.clear();
     }
 
-    /// Where a layer is now.
+    /// Returns where a layer is now.
     fn place(&self, layer: usize) -> &PrefixLayer {
         let staged = self.staged.iter().find(|staged| staged.layer == Some(layer));
         staged.map_or(&self.layers[layer], |staged| &staged.room)
     }
 
-    /// The first tokens of this prefix, with room for more.
+    /// Keeps the first tokens of this prefix, with room for `capacity`.
     pub(super) fn kept(mut self, tokens: usize, capacity: usize) -> Result<Self, GpuError> {
         assert!(tokens <= self.tokens, "cannot keep {tokens} of {} tokens", self.tokens);
         self.tokens = tokens;
@@ -185,7 +185,7 @@ impl DevicePrefix {
         Cache { keys, values, keys_at: 0, values_at: 0, capacity, kv_heads, d, storage: storage(dtype) }
     }
 
-    /// The first tokens of a KV head, of keys or of values that are in host memory.
+    /// Returns the first tokens of a KV head: keys or values that are in host memory.
     fn rows_on_host<'b>(&self, buffer: &'b Buffer, kv_head: usize, tokens: usize) -> Result<Rows<'b>, GpuError> {
         let KvShape { d, dtype, .. } = self.shape;
         let (offset, count) = (kv_head * self.capacity * d * dtype.bytes(), tokens * d);
@@ -196,7 +196,7 @@ impl DevicePrefix {
         })
     }
 
-    /// The first tokens of a layer, on the host, in the memory of others that nobody needs any more.
+    /// Copies the first tokens of a layer to the host, into the memory of `spare`.
     pub(super) fn copy_tokens(&self, layer: usize, tokens: usize, spare: LayerKv) -> Result<LayerKv, GpuError> {
         let PrefixLayer { gpu, keys, values } = self.place(layer);
         let stride = self.capacity * self.shape.d * self.shape.dtype.bytes();
@@ -239,14 +239,14 @@ impl DeviceKv for DevicePrefix {
     }
 }
 
-/// What follows the prefix of one run, at the layers of one GPU: `[layer][keys, values][kv_head][capacity][d]`.
+/// The tokens of one sequence after the prefix, at the layers of one GPU: `[layer][keys, values][kv_head][capacity][d]`.
 pub(super) struct Tail {
     pub(super) buffer: Buffer,
     pub(super) capacity: usize,
 }
 
 impl Tail {
-    /// Room for at least `tokens`, with what the first `held` of an earlier one are.
+    /// Makes room for at least `tokens`; keeps the first `held` tokens of `old`.
     pub(super) fn of(
         gpu: &Gpu,
         shape: KvShape,
@@ -285,45 +285,45 @@ impl Tail {
     }
 }
 
-/// What a run has on each GPU, in the order of the segments.
+/// What a sequence has on each GPU, in the order of the segments.
 pub(super) struct SequenceParts(pub(super) Vec<SequenceKv>);
 
-/// What a run has on one GPU. Layers are those of the GPU's segment, counted from its first.
+/// What a sequence has on one GPU. Layers are counted from the first of the GPU's segment.
 pub(super) struct SequenceKv {
     pub(super) tail: Tail,
-    /// Where the device picks: u64 `[layer][kv_heads + heads + 1]`, the tokens that were read and attended of what it picked,
-    /// and the entries of an index.
+    /// Counters of what the device selects: u64 `[layer][kv_heads + heads + 1]`, the selected tokens read and attended, and the index
+    /// entries.
     pub(super) picked: Option<Buffer>,
-    /// Where misses of what is picked ahead are counted: u64 `[layer][2]`, the tokens that own queries would have picked, and those of them that
-    /// were not picked.
+    /// Counters of misses where tokens are selected ahead: u64 `[layer][2]`, the tokens that the layer's own queries would have selected,
+    /// and how many of them were not selected.
     pub(super) missed: Option<Buffer>,
-    /// What the device picked last, by layer, for tokens that attend it again.
+    /// The device's last selection at each layer, for tokens that reuse it.
     pub(super) kept: Vec<kernels::TokenLists>,
-    /// Tokens of the prefix that the run has fetched, by layer; empty if it keeps none.
+    /// The tokens of the prefix that the sequence has fetched, by layer; empty if it keeps none.
     pub(super) cached: Vec<Option<kernels::TokenCache>>,
-    /// What the run holds at each layer, where its method lets tokens go on the device.
+    /// What the sequence holds at each layer if its method evicts tokens on the device.
     pub(super) held: Vec<Option<kernels::HeldTokens>>,
 }
 
-/// What a run has on the GPU of a segment.
+/// Returns what a sequence has on the GPU of a segment.
 pub(super) fn sequence_kv(fork: &Sequence, segment: usize) -> &SequenceKv {
     let own = fork.device().and_then(|own| own.downcast_ref::<SequenceParts>());
     &own.expect("`make_tails` reserved the tail of every sequence").0[segment]
 }
 
-/// As [`sequence_kv`], to change.
+/// Returns what a sequence has on the GPU of a segment, mutably.
 pub(super) fn sequence_kv_mut(fork: &mut Sequence, segment: usize) -> &mut SequenceKv {
     let own = fork.device_mut().as_mut().and_then(|own| own.downcast_mut::<SequenceParts>());
     &mut own.expect("`make_tails` reserved the tail of every sequence").0[segment]
 }
 
-/// The device's part of a prefix that nobody else holds.
+/// Returns the device's part of a prefix that is not shared.
 pub(super) fn owned(prefix: Prefix) -> DevicePrefix {
     let device: Box<dyn Any> = prefix.into_device().expect("the engine of a GPU made this prefix");
     *device.downcast().expect("the engine of a GPU made this prefix")
 }
 
-/// The device's part of a prefix.
+/// Returns the device's part of a prefix.
 pub(super) fn shared(prefix: &Prefix) -> &DevicePrefix {
     let device: &dyn Any = prefix.device().expect("a sequence of a GPU has its prefix on the GPU");
     device.downcast_ref().expect("the engine of a GPU made this prefix")

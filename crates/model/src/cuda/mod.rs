@@ -1,19 +1,19 @@
-//! The engine on NVIDIA GPUs. Weights, the KV cache of the prefix and of tails, and all arithmetic on rows are in device memory: of one
-//! GPU, or of several, of which each holds a [segment](model::Segment) of consecutive layers.
+//! The engine on NVIDIA GPUs. Weights, the KV cache of prefix and tails, and all arithmetic on rows are on one GPU, or on several of which
+//! each holds a [segment](model::Segment) of consecutive layers.
 //!
 //! How tokens are selected in a decode step depends on the method:
 //!
-//! - Methods with a [device form](spattn_attention::DeviceForm) select on the GPU, into lists that are attended there. Nothing waits
-//!   for the host within a step. The same holds for sequences that attend static tokens only.
+//! - Methods with a [device form](spattn_attention::DeviceForm) select on the GPU, into lists that are attended there. Within a step,
+//!   nothing waits for the host. The same holds for sequences that attend static tokens only.
 //! - All other methods select on the host, by the code that every engine uses: the step's queries, keys and values are copied to the
-//!   host, the selected tokens are copied back, and the GPU attends them.
-//! - Methods that attend on the host what they select there get queries alone, with codes that the GPU made of them. Partial softmaxes are
-//!   copied back, which the GPU merges with those of the static tokens.
+//!   host, the lists of selected tokens are copied back, and the GPU attends them.
+//! - Methods that also attend on the host what they select there get only the queries, with codes that the GPU made of them. Their partial
+//!   softmaxes are copied back, and the GPU merges them with those of the static tokens.
 //! - Methods whose selection is independent of the data also select on the host, but nothing is copied to it.
 //!
-//! A layer of the prefix is copied to the host when host code reads it for the first time, unless it is in host memory. Rows that are attended at other positions
-//! than they were rotated for are attended on the host. A prompt that is read with a mask is attended on the GPU where the mask can be
-//! given as lists of blocks ([`attend_on_device`](spattn_attention::SparsePrefill::attend_on_device)).
+//! A layer of the prefix that is not in host memory is copied to the host when host code first reads it. Rows that are attended at
+//! positions other than those they were rotated for are attended on the host. A prompt that is read with a mask is attended on the GPU if
+//! the mask can be given as lists of blocks ([`attend_on_device`](spattn_attention::SparsePrefill::attend_on_device)).
 //!
 //! The residual stream and sums are f32. Inputs of products, keys and values have the storage type.
 
@@ -148,11 +148,11 @@ impl Engine for Cuda {
     }
 }
 
-/// The frequencies of each RoPE table on a GPU, and the factor of cos and sin.
+/// The frequencies of each RoPE table on a GPU, with the factor of cos and sin.
 type RopeBuffers = Vec<(Buffer, f32)>;
 
 impl Cuda {
-    /// Reads a chunk into the prefix; the last row's logits, if they are wanted.
+    /// Reads a chunk into the prefix, and returns the last row's logits if they are wanted.
     fn read_chunk(
         &self,
         prefix: &mut DevicePrefix,
@@ -174,7 +174,7 @@ impl Cuda {
             segment.read_layers(workspace, prefix, (first, rows), &tables[segment.number], reading)
         })?;
         let of_last = workspaces.last_mut().expect("a model is on at least one GPU");
-        // The last norm looks at what the last layer left.
+        // The final norm checks that the last layer's output is finite.
         last.norm(of_last, 0, rows, Some(last.end().0), c.layers, first)?;
         self.check(&workspaces, |position| position)?;
         let of_last = workspaces.last_mut().expect("a model is on at least one GPU");
@@ -188,7 +188,7 @@ impl Cuda {
 }
 
 impl Segment {
-    /// Has a chunk of a prompt pass the segment's layers.
+    /// Passes a chunk of a prompt through the segment's layers.
     fn read_layers(
         &self,
         workspace: &mut Workspace,
@@ -212,7 +212,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Attention of a chunk, by the device or a mask of the host, with whoever looks on.
+    /// Attends a chunk densely or by a mask, on the device or the host, after showing it to the observer.
     fn attend_chunk(
         &self,
         workspace: &mut Workspace,

@@ -1,4 +1,4 @@
-//! The part of a model that one GPU holds, and what prompts and steps compute alike: norms, products, the end of a layer, logits.
+//! The part of a model that one GPU holds, and what prefill and decode steps share: norms, products, the end of a layer, logits.
 
 use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,42 +21,42 @@ use crate::families::{Gate, QkNormOver, QueryGrowth, RopePairs};
 use crate::layers::{Checkpoint, FeedForward, Gated, Layer, load_embedding, load_final_norm, load_head, load_layers};
 use crate::tensors::Weights;
 
-/// Consecutive layers of a model on a GPU, with the tables at the ends of the model where they begin or end it. Layers are numbered as in
-/// the model; what is stored for each of them begins with the first one of the segment.
+/// Consecutive layers of a model on a GPU, with the embedding table if they begin the model, and the norm and output matrix if they end it.
+/// Layers are numbered as in the model; vectors with one entry per layer begin with the segment's first.
 pub(super) struct Segment {
-    /// Of the whole model.
+    /// Those of the whole model.
     dimensions: Dimensions,
-    /// Its place among the segments.
+    /// The number of the segment.
     pub(super) number: usize,
     pub(super) gpu: Arc<Gpu>,
-    /// The layers that it has.
+    /// The layers of the segment.
     pub(super) range: Range<usize>,
     pub(super) layers: Vec<Layer<Linear, Buffer>>,
-    /// `[vocab_size][hidden]`, where the segment begins the model, or ends it and the table is the output matrix.
+    /// `[vocab_size][hidden]`, if the segment begins the model, or ends it and the table is the output matrix.
     embedding: Option<Matrix>,
-    /// What is behind the last layer, where the segment ends the model.
+    /// What follows the last layer, if the segment ends the model.
     end: Option<End>,
-    /// Space for [`GPU_PANEL`] dequantised weights, if there are matrices in blocks.
+    /// Room for [`GPU_PANEL`] dequantised weights, if some matrices are in blocks.
     panel: Mutex<Option<Buffer>>,
-    /// Of each layer; nothing if the model has none.
+    /// The sink logits of each layer; empty if the model has none.
     sinks: Vec<Buffer>,
-    /// Of each layer; they point into `layers`.
+    /// The tables of each layer's experts, which point into `layers`.
     pub(super) experts: Vec<Option<ExpertTables>>,
 }
 
-/// What is behind the last layer.
+/// What follows the last layer.
 struct End {
-    /// Weights of the norm.
+    /// The weights of the norm.
     norm: Buffer,
-    /// As the embedding; `None` if it is the embedding.
+    /// The output matrix; `None` if it is the embedding table.
     head: Option<Matrix>,
 }
 
 /// Which part of a model a segment is.
 pub(super) struct Share {
-    /// Its place among the segments.
+    /// The number of the segment.
     pub(super) number: usize,
-    /// Its layers.
+    /// The layers of the segment.
     pub(super) layers: Range<usize>,
 }
 
@@ -74,13 +74,14 @@ impl From<GpuError> for EngineError {
     }
 }
 
-/// Most rows of activations for which weights in blocks are read again for each four, and not dequantised: a dequantised weight is
-/// written once and read once, which takes as long as reading its block four times or more.
+/// The largest number of activation rows that are multiplied by weights in blocks directly, which reads the blocks again for every four
+/// rows. For more rows, weights are dequantised first: writing and reading a dequantised weight takes as long as reading its block four
+/// times or more.
 const FUSED_ROWS: usize = 16;
-// A product of one row may read weights before the kernel ahead has ended, and that is what writes a panel.
+// A product of one row may read its weights before the previous kernel has ended, and that kernel writes the panel.
 const _: () = assert!(FUSED_ROWS > 0, "a panel is multiplied with several rows");
 
-/// The angles of a step's rows by one RoPE table, whose frequencies are in the workspace.
+/// The RoPE angles of a step's rows for one table, whose frequencies are in the workspace.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StepAngles {
     /// Whether each row has frequencies of its own.
@@ -98,14 +99,14 @@ impl From<DevicePrefillError> for EngineError {
     }
 }
 
-/// What `broken` holds while all numbers are finite.
+/// The value of `broken` while all numbers are finite.
 pub(super) const UNBROKEN: u64 = u64::MAX;
 
 impl Segment {
-    /// Takes the weights of a part of a model to a GPU, converted to the storage type.
+    /// Copies the weights of a part of a model to a GPU, converted to the storage type.
     ///
     /// # Errors
-    /// If a tensor is not what it should be, or the device cannot take them.
+    /// If a tensor is not as expected, or the device cannot hold them.
     pub(super) fn load(
         dimensions: &Dimensions,
         weights: &Weights,
@@ -115,7 +116,7 @@ impl Segment {
         let Share { number, layers: range } = share;
         let (begins, ends) = (range.start == 0, range.end == dimensions.config.layers);
         let dtype = dimensions.storage.weights;
-        // Panels of blocks are in the storage type.
+        // Dequantised panels are in the storage type.
         let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
         let (config, source) = (&dimensions.config, ToDevice { checkpoint, gpu: &gpu });
         let embedding = match begins || ends && config.tie_word_embeddings {
@@ -150,17 +151,17 @@ impl Segment {
         })
     }
 
-    /// Where a layer's things are among those of the segment.
+    /// Returns the place of a layer within the segment.
     pub(super) fn place_of(&self, layer: usize) -> usize {
         layer - self.range.start
     }
 
-    /// The embedding table, where the segment begins the model.
+    /// Returns the embedding table, if the segment begins the model.
     fn table(&self) -> Option<&Matrix> {
         self.embedding.as_ref().filter(|_| self.range.start == 0)
     }
 
-    /// Weights of the norm behind the last layer, and the matrix that turns what it gives into logits.
+    /// Returns the weights of the final norm, and the output matrix.
     ///
     /// # Panics
     /// If the segment does not end the model.
@@ -178,35 +179,35 @@ impl Segment {
         KvShape { kv_heads: self.config.kv_heads, d: self.config.head_dim, dtype: self.dtype() }
     }
 
-    /// Numbers in a row of queries, and in one of queries, keys and values.
+    /// Returns the width of a row of queries, and that of a row of queries, keys and values.
     pub(super) fn widths(&self) -> (usize, usize) {
         let c = &self.config;
         (c.heads * c.head_dim, (c.heads + 2 * c.kv_heads) * c.head_dim)
     }
 
-    /// Counters of what the device picks for a run.
+    /// Returns the number of counters of what the device selects for a sequence.
     pub(super) fn counters(&self) -> usize {
         self.layers.len() * (self.config.kv_heads + self.config.heads + 1)
     }
 
-    /// Norms of each query and key head, which are applied where heads are rotated.
+    /// Returns the norms of query and key heads, which are applied where heads are rotated.
     pub(super) fn norms<'a>(&self, layer: &'a Layer<Linear, Buffer>) -> Option<Norms<'a>> {
         let (query, key) = layer.qk_norm.as_ref().filter(|_| self.config.block.qk_norm_over == QkNormOver::Head)?;
         Some(Norms { query, key, eps: self.config.rms_norm_eps as f32 })
     }
 
-    /// What a layer has beyond a plain softmax of scaled products.
+    /// Returns what a layer's attention has beyond a plain softmax of scaled products.
     pub(super) fn rule(&self, layer: usize) -> LayerRule<'_> {
         let spec = self.layer_specs().layer(layer);
         LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(self.place_of(layer)) }
     }
 
-    /// The number of a layer's RoPE table; that of any table where nothing is rotated.
+    /// Returns the number of a layer's RoPE table; 0 if the layer is not rotated.
     pub(super) fn place_of_rope(&self, layer: usize) -> usize {
         self.config.layer_kind(layer).rope.unwrap_or(0)
     }
 
-    /// Room for so many rows; what it held is lost where it has to grow.
+    /// Reserves room for `rows` rows. A workspace that has to grow loses its contents.
     pub(super) fn reserve<'a>(
         &self,
         workspace: &'a mut Option<Workspace>,
@@ -258,7 +259,7 @@ impl Segment {
         })
     }
 
-    /// Notes where tokens stand, and embeds them where the segment begins the model.
+    /// Uploads tokens and their positions, and embeds the tokens if the segment begins the model.
     pub(super) fn start(&self, workspace: &mut Workspace, tokens: &[u32], positions: &[u32]) -> Result<(), GpuError> {
         let vocab = self.config.vocab_size as u32;
         assert!(tokens.iter().all(|token| *token < vocab), "a token is not below the {vocab} of the vocabulary");
@@ -281,7 +282,7 @@ impl Segment {
         }
     }
 
-    /// Norms the residual stream into `normed`, or copies it there where there is no weight. `mark` says behind how many layers it is.
+    /// Norms the residual stream into `normed`, or copies it there if there is no weight. `mark` is the number of layers before it.
     pub(super) fn norm(
         &self,
         workspace: &mut Workspace,
@@ -297,11 +298,13 @@ impl Segment {
         self.gpu.rms_norm(self.storage(), norm, x, skip..skip + rows, normed, check)
     }
 
-    /// One layer, of prefill and of decoding alike: adds both of its branches to the first `rows` rows of the residual stream, as the
-    /// [block](crate::families::BlockSpec) describes them; what these kernels do not do is refused before weights are loaded.
+    /// Computes one layer, in prefill and decode steps alike: adds both of its branches to the first `rows` rows of the residual stream, as
+    /// the [block](crate::families::BlockSpec) describes them. Blocks that these kernels cannot compute are refused before weights are
+    /// loaded.
     ///
-    /// `attend` is where prefill and steps differ: it rotates the stacked queries, keys and values in `workspace.qkv`, stores keys and
-    /// values, and writes what is attended to `workspace.attended`. `first` is what numbers of rows count from where one is not finite.
+    /// `attend` is where prefill and decode steps differ: it rotates the stacked queries, keys and values in `workspace.qkv`, stores keys
+    /// and values, and writes the attention output to `workspace.attended`. `first` is the number of the first row in reports of numbers
+    /// that are not finite.
     pub(super) fn forward_layer<E: From<GpuError>>(
         &self,
         workspace: &mut Workspace,
@@ -318,7 +321,7 @@ impl Segment {
         Ok(self.finish_layer(workspace, rows, index, first, layer)?)
     }
 
-    /// Rotates the queries, keys and values of a step's rows, and stores keys and values where `workspace.places` says.
+    /// Rotates the queries, keys and values of a step's rows, and stores keys and values at `workspace.places`.
     pub(super) fn rotate_rows(
         &self,
         workspace: &mut Workspace,
@@ -340,7 +343,7 @@ impl Segment {
         self.gpu.rope_scattered(qkv, &rotation, shape, places, at)
     }
 
-    /// How the heads of a layer are rotated: by these frequencies, or not at all.
+    /// Returns how the heads of a layer are rotated: by these frequencies, or not at all.
     pub(super) fn angles_at<'a>(
         &self,
         index: usize,
@@ -353,7 +356,7 @@ impl Segment {
         Positions { positions, rotated, neighbours, inverse, by_row, scaling }
     }
 
-    /// How the rows of a layer are normed and rotated, and how their queries grow.
+    /// Returns how the rows of a layer are normed and rotated, and how their queries grow with the position.
     pub(super) fn rotation_of<'a>(
         &self,
         rows: usize,
@@ -361,13 +364,13 @@ impl Segment {
         positions: Positions<'a>,
     ) -> Rotation<'a> {
         let growth = self.config.block.query_growth.map(|QueryGrowth { beta, step }| {
-            // No position is beyond the largest step.
+            // No position exceeds the largest u32.
             kernels::QueryGrowth { beta, step: u32::try_from(step).unwrap_or(u32::MAX) }
         });
         Rotation { rows, heads: self.config.heads, norms: self.norms(layer), positions, growth }
     }
 
-    /// Norms queries and keys where a norm is over all heads together.
+    /// Norms queries and keys, if one norm spans all heads.
     fn norm_all_heads(
         &self,
         workspace: &mut Workspace,
@@ -388,7 +391,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Adds a branch to the residual stream: `x` times its last projection, normed and scaled first where the family does that.
+    /// Adds a branch to the residual stream: its last projection of `x`, normed and scaled first if the family does that.
     fn add_branch(
         &self,
         projection: &Linear,
@@ -412,7 +415,7 @@ impl Segment {
         )
     }
 
-    /// What follows attention at a layer.
+    /// Computes the rest of a layer, after attention.
     fn finish_layer(
         &self,
         workspace: &mut Workspace,
@@ -450,7 +453,7 @@ impl Segment {
         self.gpu.add_bias(storage, out, rows, bias, linear.weight.outputs)
     }
 
-    /// The queries of rows `[queries, keys, values]` that `projection` makes of `rows` rows of `x`. What is behind the queries is of no meaning.
+    /// Computes the queries of `rows` rows of `x` into rows `[queries, keys, values]`. The numbers after the queries are undefined.
     fn apply_to_queries(&self, projection: &Linear, x: &Buffer, rows: usize, out: &mut Buffer) -> Result<(), GpuError> {
         let ((width, stacked), storage) = (self.widths(), self.storage());
         let inputs = projection.weight.inputs;
@@ -468,8 +471,8 @@ impl Segment {
         self.gpu.add_bias_to(storage, out, RowPart { rows, stride: stacked, first: 0 }, bias, width)
     }
 
-    /// Computes the queries that a layer would make of the input of the layer before, for the first `rows` rows, into `workspace.ahead`. The
-    /// input is `last_input`, or what the residual stream is now.
+    /// Computes into `workspace.ahead` the queries that a layer would make of the previous layer's input, for the first `rows` rows. The
+    /// input is `last_input`, or else the current residual stream.
     pub(super) fn make_queries_ahead(
         &self,
         workspace: &mut Workspace,
@@ -481,7 +484,7 @@ impl Segment {
         let (c, layer) = (&self.config, &self.layers[self.place_of(index)]);
         let ((width, stacked), storage, eps) = (self.widths(), self.storage(), c.rms_norm_eps as f32);
         let Workspace { x, normed, broken, ahead, positions, inverse, .. } = workspace;
-        // The layer before has checked its input by the same mark.
+        // The layer before has checked its input with the same mark.
         let check = FiniteCheck { broken, mark: index as u64 - 1, first_row: 0 };
         let norm = RmsNorm { weight: layer.attention_norm.as_ref(), eps, hidden: c.hidden_size };
         self.gpu.rms_norm(storage, norm, last_input.unwrap_or(x), 0..rows, normed, check)?;
@@ -499,7 +502,7 @@ impl Segment {
         self.gpu.rope_queries(ahead, &rotation, (c.kv_heads, c.head_dim, storage))
     }
 
-    /// `x · Wᵀ` for `rows` rows of `x`, without a bias.
+    /// Computes `x · Wᵀ` for `rows` rows of `x`, without a bias.
     pub(super) fn multiply(
         &self,
         weight: &Matrix,
@@ -518,7 +521,8 @@ impl Segment {
         }
     }
 
-    /// As [`multiply`](Self::multiply), for the parts of a matrix up to that with the output `wanted - 1`; rows of `out` have `stride` numbers.
+    /// Does what [`multiply`](Self::multiply) does for the parts of a matrix that hold its first `wanted` outputs; rows of `out` have
+    /// `stride` numbers.
     fn multiply_parts(
         &self,
         (parts, wanted): (&[Part], usize),
@@ -549,7 +553,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Dequantises some rows of the weights at a time, as many as fit the panel, and multiplies by these.
+    /// Dequantises as many rows of the weights as fit the panel at a time, and multiplies by them.
     fn multiply_by_panels(
         &self,
         part: &QuantisedMatrix,
@@ -572,7 +576,7 @@ impl Segment {
         Ok(())
     }
 
-    /// What gates are passed through.
+    /// Returns the activation function of gates.
     pub(super) fn gate(&self) -> kernels::Gate {
         match self.config.block.gate {
             Gate::Silu => kernels::Gate::Silu,
@@ -581,7 +585,7 @@ impl Segment {
         }
     }
 
-    /// Logits of `rows` rows of the residual stream from row `skip` on.
+    /// Computes the logits of `rows` rows of the residual stream from row `skip` on.
     pub(super) fn logits_of(
         &self,
         workspace: &mut Workspace,
@@ -595,7 +599,7 @@ impl Segment {
         Ok(out)
     }
 
-    /// The likeliest tokens after `rows` rows of the residual stream; `None` for a row whose logits are not all finite.
+    /// Returns the most likely token after each of `rows` rows of the residual stream; `None` for a row whose logits are not all finite.
     pub(super) fn argmax_of(&self, workspace: &mut Workspace, rows: usize) -> Result<Vec<Option<u32>>, GpuError> {
         self.launch_logits(workspace, 0, rows)?;
         let Workspace { logits: Some(logits), argmax, .. } = workspace else {
@@ -604,8 +608,8 @@ impl Segment {
         self.gpu.argmax(logits, (rows, self.end().1.outputs), argmax)
     }
 
-    /// The logits of the first `rows` rows of the residual stream in memory of their own, as the output matrix gives them. Waits for them, so
-    /// that their time is that of the product.
+    /// Computes the logits of the first `rows` rows of the residual stream into new memory, as the output matrix gives them. Waits for
+    /// them, so that a caller can time the product.
     pub(super) fn logits_on_device(&self, workspace: &mut Workspace, rows: usize) -> Result<Buffer, GpuError> {
         let (norm, head) = self.end();
         self.norm(workspace, 0, rows, Some(norm), self.config.layers, 0)?;
@@ -615,7 +619,7 @@ impl Segment {
         Ok(logits)
     }
 
-    /// Computes the logits of `rows` rows of the residual stream from row `skip` on, as the output matrix gives them.
+    /// Enqueues the logits of `rows` rows of the residual stream from row `skip` on, as the output matrix gives them.
     fn launch_logits<'w>(
         &self,
         workspace: &'w mut Workspace,
@@ -630,7 +634,7 @@ impl Segment {
         Ok(logits)
     }
 
-    /// Fails if a number between the layers was not finite; `position` is that of a row as the norms counted them.
+    /// Fails if a number between the layers was not finite. `position` turns a row number, as the norms count rows, into its position.
     pub(super) fn check(&self, workspace: &Workspace, position: impl Fn(usize) -> usize) -> Result<(), EngineError> {
         let mut broken = [0u64];
         self.gpu.download(&workspace.broken, 0, &mut broken)?;

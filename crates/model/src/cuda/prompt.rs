@@ -1,4 +1,4 @@
-//! Attention of a prompt at one layer without a model around it, for timing: queries, keys and values are there beforehand.
+//! Attention of one layer in prefill, without a model around it, for timing. Queries, keys and values are given.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use spattn_attention::kv::{KvShape, LayerKv};
 use spattn_attention::{DevicePrefillError, SparsePrefill};
 use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Rows, Timeline};
 
-/// One layer of a prompt on a device. Several sequences that are read together lie as further heads of one.
+/// One layer of a prompt on a device. Several sequences that are read together are stored as the heads of a single one.
 pub struct PromptAlone {
     gpu: Arc<Gpu>,
     prefix: DevicePrefix,
-    /// Query heads of all sequences.
+    /// The query heads of all sequences.
     heads: usize,
-    /// Position of the first row that is read.
+    /// The position of the first row that is read.
     first: usize,
     queries: Buffer,
     out: Buffer,
@@ -30,17 +30,17 @@ impl std::fmt::Debug for PromptAlone {
     }
 }
 
-/// What reading took on the device.
+/// The time that the device took to read a prompt.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadTimes {
-    /// Finding out what blocks attend.
+    /// Finding what each block attends.
     pub select: Duration,
     /// Attending it.
     pub attend: Duration,
 }
 
 impl PromptAlone {
-    /// Takes a prompt to a device, `batch` times: rotated queries `[row][head][d]` of its last rows, keys and values of all.
+    /// Copies a prompt to a device `batch` times: rotated queries `[row][head][d]` of its last rows, and keys and values of all tokens.
     ///
     /// # Errors
     /// If it does not fit.
@@ -71,8 +71,8 @@ impl PromptAlone {
         Ok(Self { gpu, prefix, heads, first, queries: there, out, timeline: Timeline::default() })
     }
 
-    /// Reads its rows, chunk by chunk as a model does, densely or by a mask; `prompt` shows all of it to a mask that is planned. `None`
-    /// if attending takes the host.
+    /// Reads the rows chunk by chunk, as a model does, densely or by a mask. A mask that is planned sees the whole `prompt`. Returns
+    /// `None` if the host has to attend.
     ///
     /// # Errors
     /// If the device fails, or `prompt` cannot be read.
@@ -93,7 +93,7 @@ impl PromptAlone {
             gpu.mark(timeline)?;
             match &mut sparse {
                 Some(sparse) => {
-                    // A plan is of one chunk, which is the prompt; other masks need not be shown anything.
+                    // A planned mask has one chunk, the prompt; other masks need not be shown anything.
                     if !sparse.attend_on_device(gpu, prompt, &rows, &cache, out, Some(timeline))? {
                         return Ok(None);
                     }
@@ -110,12 +110,12 @@ impl PromptAlone {
             sparse.collect_device_counters(gpu, 0..1, (*heads, shape))?;
         }
         let spans = timeline.spans()?;
-        // Before a chunk, between finding and attending, behind it; then the next chunk.
+        // Each chunk has three spans: select, attend, and the time until the next chunk.
         let of = |number: usize| spans.iter().skip(number).step_by(3).sum();
         Ok(Some(ReadTimes { select: of(0), attend: of(1) }))
     }
 
-    /// What the rows attended when they were last read, `[row][sequence][head][d]`.
+    /// Returns the attention output of the last read, `[row][sequence][head][d]`.
     ///
     /// # Errors
     /// [`GpuError`].

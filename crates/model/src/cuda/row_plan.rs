@@ -1,23 +1,23 @@
-//! What one row of a step attends at a layer, and how that is laid out for the kernels.
+//! What one row of a step attends at a layer, and how the kernels get it.
 
 use spattn_attention::{AttendedPart, AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_cuda::{self as kernels, Attention, TokenLists, Tokens, Unit, Weights};
 
 /// What one row of a step attends at a layer.
 pub(super) enum RowPlan {
-    /// So much, for all KV heads.
+    /// The same static tokens for all KV heads.
     Exact(StaticTokens),
-    /// What each KV head picked.
+    /// Each KV head's static tokens and its selection by the host.
     Picked(Vec<AttendedTokens>),
-    /// Static tokens, and what the host has attended beside them.
+    /// Static tokens, to be merged with the partial softmax of the tokens that the host attended.
     Merged(AttendedPart),
-    /// So much, and what the device picks for a row of those that it picks for together.
+    /// Static tokens, and a row of the lists that the device selects.
     Left(StaticTokens, RowOfLists),
-    /// The host has attended, `[heads][d]`.
+    /// The output `[heads][d]` of attention on the host.
     Done(Vec<f32>),
 }
 
-/// A row of the lists of a step: what each stream has [kept](super::kv::SequenceKv::kept), then those that the device picks for together.
+/// A row of the step's lists: first what each stream has [kept](super::kv::SequenceKv::kept), then the selection of each group.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowOfLists {
     pub(super) lists: usize,
@@ -25,7 +25,7 @@ pub(super) struct RowOfLists {
 }
 
 impl RowPlan {
-    /// Tokens attended, summed over KV heads.
+    /// Returns the tokens attended, summed over KV heads.
     pub(super) fn tokens(&self, total: usize, kv_heads: usize, lists: &[&TokenLists]) -> usize {
         let of_head = |picked: &AttendedTokens| {
             let picks = match &picked.selection {
@@ -47,7 +47,7 @@ impl RowPlan {
         }
     }
 
-    /// Units that most of these tokens are in.
+    /// Returns the number of units that hold most of these tokens.
     pub(super) fn units(&self, kv_heads: usize, lists: &[&TokenLists]) -> usize {
         let of_head = |picked: &AttendedTokens| match &picked.selection {
             Some(Selection::PerHead(heads)) => heads.len(),
@@ -62,7 +62,7 @@ impl RowPlan {
     }
 }
 
-/// One KV head of one row, and what it may attend.
+/// One KV head of one row, with what its attention needs.
 pub(super) struct HeadPlan<'a> {
     pub(super) row: usize,
     pub(super) kv_head: usize,
@@ -72,7 +72,7 @@ pub(super) struct HeadPlan<'a> {
 }
 
 impl HeadPlan<'_> {
-    /// Adds what the head attends: exact parts with the group's picks, or first these and then the picks of each query.
+    /// Adds what the head attends: static tokens and the group's selection, or static tokens and then each query's selection.
     pub(super) fn add(&self, attention: &mut Attention, plan: &RowPlan, prefix_tokens: usize, lists: &[&TokenLists]) {
         let head = self.kv_head * self.group;
         let (exact, selection) = match plan {
@@ -121,7 +121,7 @@ impl HeadPlan<'_> {
         }
     }
 
-    /// As [`add`](Self::add), with what the device picked.
+    /// Does what [`add`](Self::add) does for lists that the device selected.
     fn add_lists(
         &self,
         attention: &mut Attention,
@@ -151,7 +151,7 @@ impl HeadPlan<'_> {
         rests.into_iter().for_each(|(head, places)| attention.give_rest_there(row, head, places));
     }
 
-    /// Query heads of all KV heads.
+    /// Returns the number of query heads of all KV heads.
     fn heads(&self) -> usize {
         self.group * self.tail.kv_heads
     }

@@ -1,4 +1,4 @@
-//! A step on one GPU: what each row attends, who picks it, and all layers of the segment in turn.
+//! A step on one GPU: what each row attends, where its tokens are selected, and all layers of the segment in turn.
 
 use std::time::Duration;
 
@@ -23,21 +23,21 @@ use spattn_cuda::{
     TokenCacheShape, TokenLists,
 };
 
-/// What is the same at all layers of a step, on all GPUs.
+/// What is the same for all layers of a step, on all GPUs.
 pub(super) struct StepPlan<'a> {
     pub(super) rows: &'a [Row],
-    /// By the number of the RoPE table.
+    /// Indexed by the number of the RoPE table.
     pub(super) angles: &'a [StepAngles],
 }
 
-/// Streams that the device picks for together, and their rows.
+/// Streams whose tokens the device selects together, and their rows.
 pub(super) struct Group {
     pub(super) streams: Vec<usize>,
     pub(super) rows: Vec<u32>,
-    /// Where the candidates of each of `rows` end, if tokens behind the prefix become candidates.
+    /// The end of the candidates of each of `rows`, if tokens of the tail become candidates.
     ends: Option<Vec<usize>>,
     seeds: Vec<RowSeed>,
-    /// Rows that attend again what was picked before: for one of `rows` in the same step, or, without, in an earlier one.
+    /// Rows that reuse a selection: that of one of `rows` in the same step, or that of an earlier step if `None`.
     again: Vec<(u32, Option<usize>)>,
     /// Whether the method selects ahead.
     is_ahead: bool,
@@ -46,18 +46,18 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Whether the tokens of a layer are picked while the layer before computes: by queries that are known there, among candidates that are
-    /// all in context before the step. Others are picked by the same queries when the layer has stored its keys.
+    /// Whether the tokens of a layer are selected while the layer before computes. That takes queries that are known one layer earlier, and
+    /// candidates that are all in context before the step. Otherwise, the layer selects by the same queries once its keys are stored.
     fn picks_early(&self, layer: usize, streams: &[Stream<'_>]) -> bool {
         self.knows_candidates && self.selects_ahead_at(layer, streams)
     }
 
-    /// Whether tokens of a layer are picked by queries that are known one layer earlier.
+    /// Whether the tokens of a layer are selected by queries that are known one layer earlier.
     fn selects_ahead_at(&self, layer: usize, streams: &[Stream<'_>]) -> bool {
         self.is_ahead && streams[self.streams[0]].fork.selects_ahead_at(layer)
     }
 
-    /// The row that lists of tokens are fetched for: the only one, so that copies take no more memory than was planned.
+    /// Returns the row for which listed tokens are fetched. It must be the only one, so that copies take no more memory than was planned.
     fn only_row(&self) -> Option<u32> {
         match (&self.rows[..], &self.again[..]) {
             ([row], []) | ([], [(row, None)]) => Some(*row),
@@ -65,7 +65,7 @@ impl Group {
         }
     }
 
-    /// Whether the only row attends again what was picked in an earlier step.
+    /// Whether the only row reuses the selection of an earlier step.
     fn attends_again(&self) -> bool {
         self.rows.is_empty() && self.only_row().is_some()
     }
@@ -74,11 +74,11 @@ impl Group {
 /// A row of a step.
 pub(super) struct Row {
     pub(super) stream: usize,
-    /// Tokens in context, its own included.
+    /// The number of tokens in context, including its own.
     pub(super) total: usize,
 }
 
-/// Frequencies of all rows of a step, or of each, by one RoPE table.
+/// Computes the frequencies of one RoPE table: common ones for all rows of a step, or those of each row.
 fn step_frequencies(rope: &Rope, positions: &[usize], prompt_tokens: usize) -> (Vec<f32>, StepAngles) {
     if rope.fixed_up_to().is_none() {
         let (inverse, scaling) = rope.frequencies(prompt_tokens);
@@ -90,23 +90,23 @@ fn step_frequencies(rope: &Rope, positions: &[usize], prompt_tokens: usize) -> (
     (of_rows.into_iter().flat_map(|(inverse, _)| inverse).collect(), StepAngles { by_row: true, scaling })
 }
 
-/// Whether the host looks at queries, keys and values of a stream at a layer.
+/// Whether the host reads the queries, keys and values of a stream at a layer.
 fn looks(stream: &Stream<'_>, layer: usize) -> bool {
     waits_for_host(stream, layer) && !stream.fork.takes_queries_alone(layer)
 }
 
-/// Whether a layer waits for the host, which looks at what a stream has there.
+/// Whether a layer waits for the host, which reads something of a stream there.
 fn waits_for_host(stream: &Stream<'_>, layer: usize) -> bool {
     stream.fork.selection_site(layer) == SelectionSite::Host || stream.fork.needs_host()
 }
 
-/// Whether a device counts misses of a stream.
+/// Whether the device counts misses of a stream.
 fn compares(stream: &Stream<'_>) -> bool {
     let fork = &stream.fork;
     fork.selects_on_device() && (0..fork.prefix().layers()).any(|layer| fork.counts_misses_at(layer))
 }
 
-/// The rows of a step, stream by stream.
+/// Returns the rows of a step, stream by stream.
 pub(super) fn rows_of(streams: &[Stream<'_>]) -> Vec<Row> {
     let of_stream = |(index, stream): (usize, &Stream<'_>)| {
         let held = stream.fork.tokens();
@@ -115,7 +115,7 @@ pub(super) fn rows_of(streams: &[Stream<'_>]) -> Vec<Row> {
     streams.iter().enumerate().flat_map(of_stream).collect()
 }
 
-/// Puts together the rows that a device picks for together.
+/// Groups the rows for which the device selects together.
 pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (index, stream) in streams.iter().enumerate().filter(|(_, stream)| stream.fork.selects_on_device()) {
@@ -155,7 +155,7 @@ pub(super) fn groups_of(streams: &[Stream<'_>], rows: &[Row]) -> Vec<Group> {
 }
 
 impl Segment {
-    /// Sends the frequencies of a step's rows, by the number of the RoPE table.
+    /// Uploads the frequencies of a step's rows for each RoPE table.
     pub(super) fn send_frequencies(
         &self,
         workspace: &mut Workspace,
@@ -172,7 +172,7 @@ impl Segment {
         Ok(tables.into_iter().map(|(_, angles)| angles).collect())
     }
 
-    /// What a stream has on this GPU, with room for what it reads behind its prefix; `old` is what it had before.
+    /// Makes what a stream has on this GPU, with room for its tail; `old` is what it had before.
     pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
         let held = stream.fork.tokens() - stream.fork.prefix().tokens();
         let (tail, picked, missed, mut kept, cached, holding) = match old {
@@ -196,8 +196,8 @@ impl Segment {
         Ok(SequenceKv { tail, picked, missed, kept, cached, held: holding })
     }
 
-    /// Where a run keeps tokens that it fetches from host memory, at each layer of this GPU; nowhere if it keeps none. A method that scores all
-    /// keys has to read them over the bus in any case.
+    /// Makes a cache at each layer of this GPU for tokens that a sequence fetches from host memory. Layers at which the method scores all
+    /// keys get none, because they read all keys over the bus in any case.
     fn empty_caches(&self, stream: &Stream<'_>) -> Result<Vec<Option<TokenCache>>, GpuError> {
         let (fork, prefix, c) = (&*stream.fork, shared(stream.fork.prefix()), &self.config);
         let (Some(bytes), true) = (prefix.cached, fork.selects_on_device()) else { return Ok(Vec::new()) };
@@ -217,7 +217,7 @@ impl Segment {
         self.range.clone().map(cache).collect()
     }
 
-    /// What a run holds at each layer, with room for what it can hold behind a stream: as it was, or as it begins.
+    /// Makes what a sequence holds at each layer, with room for all of its tokens: `held` as it was, or its start.
     fn hold(
         &self,
         stream: &Stream<'_>,
@@ -236,7 +236,7 @@ impl Segment {
         Ok(held)
     }
 
-    /// Sends where the rows' keys and values go, at every layer.
+    /// Uploads where the rows' keys and values go at every layer.
     pub(super) fn send_places(&self, workspace: &mut Workspace, streams: &[Stream<'_>]) -> Result<(), GpuError> {
         let mut places: Vec<Vec<Place>> = vec![Vec::new(); self.layers.len()];
         for stream in streams {
@@ -253,12 +253,12 @@ impl Segment {
         self.gpu.upload_to(buffer, 0, &places)
     }
 
-    /// What a stream has on this GPU behind its prefix.
+    /// Returns a stream's tail on this GPU.
     fn tail_of<'s>(&self, stream: &'s Stream<'_>) -> kernels::Tail<'s> {
         sequence_kv(stream.fork, self.number).tail.view(self.shape(), self.layers.len())
     }
 
-    /// The layers of a step where something is picked.
+    /// Computes the layers of a step in which tokens are selected.
     pub(super) fn step_picking(
         &self,
         workspace: &mut Workspace,
@@ -271,12 +271,12 @@ impl Segment {
         workspace.work.clear();
         self.gpu.mark(&mut workspace.timeline)?;
         let stepped = self.step_layers(workspace, streams, plan, groups);
-        // A step that failed may leave behind what is being fetched: before anything of it is freed, that has arrived.
+        // A failed step may leave fetches unfinished, and their buffers must not be freed before the tokens have arrived.
         let arrived = workspace.picks.iter_mut().try_for_each(|picks| picks.await_tokens(&self.gpu));
         stepped.and(arrived.map_err(EngineError::from))
     }
 
-    /// All layers of a step where something is picked.
+    /// Computes all layers of a step in which tokens are selected.
     fn step_layers(
         &self,
         workspace: &mut Workspace,
@@ -302,7 +302,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Adds where the time of a step's layers on this GPU went, and what of it was attention to each stream; `false` if nothing was picked.
+    /// Adds the times of a step's parts on this GPU to `used`, and each stream's attention time to it; `false` if nothing was selected.
     pub(super) fn note_times(
         &self,
         workspace: &Workspace,
@@ -327,7 +327,7 @@ impl Segment {
         Ok(!spans.is_empty())
     }
 
-    /// The layers of a step where nothing is picked: what each attends is known before the first.
+    /// Computes the layers of a step in which nothing is selected, so that what each layer attends is known before the first.
     pub(super) fn step_exactly(
         &self,
         workspace: &mut Workspace,
@@ -369,13 +369,13 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether launching the layers of so many rows can be recorded: products of several rows are a library's, which may do more than launch
-    /// kernels.
+    /// Whether the launches of a step with this many rows can be recorded. Products of several rows are computed by a library, which may do
+    /// more than launch kernels.
     pub(super) fn repeats(&self, rows: usize) -> bool {
         rows == 1 && self.config.hidden_size.is_multiple_of(8) && self.routes_on_device()
     }
 
-    /// Sends what the layers attend, each list once; and says which of them each layer attends.
+    /// Uploads each distinct list of attended tokens once, and returns which of them each layer attends.
     fn prepare_exactly(
         &self,
         workspace: &mut Workspace,
@@ -410,7 +410,7 @@ impl Segment {
         Ok((prepared, attention_of))
     }
 
-    /// All that launching the layers of a step depends on.
+    /// Returns everything that the launches of a step's layers depend on.
     fn key_of(
         &self,
         workspace: &Workspace,
@@ -429,7 +429,7 @@ impl Segment {
         ids.chain(counts).chain(numbers).chain(layers).chain(lists).collect()
     }
 
-    /// Sends which rows the device picks for together.
+    /// Uploads which rows the device selects for together.
     fn send_groups(&self, workspace: &mut Workspace, groups: &[Group]) -> Result<(), GpuError> {
         if workspace.picks.len() < groups.len() {
             workspace.picks.resize_with(groups.len(), SelectionWorkspace::default);
@@ -441,7 +441,7 @@ impl Segment {
         })
     }
 
-    /// The lists that [`RowOfLists`] numbers.
+    /// Returns the lists that [`RowOfLists`] numbers.
     fn lists_of<'a>(
         &self,
         (picks, groups): (&'a [SelectionWorkspace], &[Group]),
@@ -461,7 +461,7 @@ impl Segment {
         kept.chain(picks.iter().map(|workspace| &workspace.picked(layer).lists)).collect()
     }
 
-    /// Has the device pick at a layer, but for groups that it picked for while the layer before computed.
+    /// Selects on the device at a layer, except for groups whose tokens were selected while the layer before computed.
     fn pick_there(
         &self,
         workspace: &mut Workspace,
@@ -489,14 +489,14 @@ impl Segment {
         Ok(())
     }
 
-    /// Whether tokens that a group attends at a layer are fetched into a cache.
+    /// Whether the tokens that a group attends at a layer are fetched into a cache.
     fn is_cached(&self, group: &Group, layer: usize, streams: &[Stream<'_>]) -> bool {
         let cached = &sequence_kv(streams[group.streams[0]].fork, self.number).cached;
         cached.get(self.place_of(layer)).is_some_and(Option::is_some)
     }
 
-    /// Makes the queries by which a layer's tokens are picked ahead, of the input of the layer before; and picks and fetches where that can be
-    /// done now. The input is `last_input`, or what the residual stream is. Returns whether there is anything that is picked ahead.
+    /// Makes the queries by which a layer's tokens are selected ahead from the previous layer's input: `last_input`, or else the current
+    /// residual stream. Selects and fetches for groups that need not wait for the layer's keys. Returns whether anything is selected ahead.
     fn pick_ahead(
         &self,
         workspace: &mut Workspace,
@@ -523,7 +523,7 @@ impl Segment {
         Ok(true)
     }
 
-    /// Fetches what was picked for a group from host memory, if that is where the prefix is.
+    /// Fetches the tokens selected for a group if the prefix is in host memory.
     fn fetch_for_group(
         &self,
         group: &Group,
@@ -547,7 +547,7 @@ impl Segment {
         self.gpu.fetch_tokens(lists, &prefix.cache(layer), prefix.tokens, &[tail.cache(place)], cache)
     }
 
-    /// Hands queries that were made ahead to streams whose tokens the host selects.
+    /// Hands the queries made ahead to the streams whose tokens the host selects.
     fn give_queries_ahead(
         &self,
         workspace: &Workspace,
@@ -566,7 +566,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Has the device pick at a layer for rows that share a method, by these queries, and count what it picked.
+    /// Selects on the device at a layer for rows that share a method, by these queries, and counts the selected tokens.
     fn pick_for_group(
         &self,
         group: &Group,
@@ -601,7 +601,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Has the device select at a layer for rows that share a method, by these queries.
+    /// Selects on the device at a layer for rows that share a method, by these queries.
     fn select_for_group(
         &self,
         group: &Group,
@@ -639,7 +639,7 @@ impl Segment {
         form.select_all(&step, index, to, scratch)
     }
 
-    /// Counts which tokens of a layer its own queries would have picked, and which of them were not picked ahead.
+    /// Counts the tokens that a layer's own queries would have selected, and those of them that were not selected ahead.
     fn count_misses(
         &self,
         workspace: &mut Workspace,
@@ -669,7 +669,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Picks for all rows, where there is something to pick, and attends.
+    /// Selects for all rows that need it, and attends.
     fn attend_streams(
         &self,
         workspace: &mut Workspace,
@@ -688,7 +688,7 @@ impl Segment {
             self.pick_ahead(workspace, Some(&input), layer, streams, (plan, groups))?;
             self.give_queries_ahead(workspace, layer, streams)?;
         }
-        // What the host picks, it picks meanwhile.
+        // Enqueued before the host selects, so that both select at the same time.
         self.pick_there(workspace, layer, streams, rows, groups)?;
         let is_ahead = self.look_ahead(workspace, layer + 1, streams, (plan, groups))?;
         let (plans, picking) = self.plan_rows(layer, streams, (&numbers, &asked), groups)?;
@@ -717,7 +717,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Picks ahead for a layer; its input is kept if another GPU has it. Returns whether queries were made for it here.
+    /// Selects ahead for a layer, or keeps its input if another GPU has the layer. Returns whether queries were made for it here.
     fn look_ahead(
         &self,
         workspace: &mut Workspace,
@@ -737,7 +737,7 @@ impl Segment {
         Ok(false)
     }
 
-    /// Notes what a layer of a step is for each stream, of which the host was so long `picking`.
+    /// Records the work of each stream at a layer of a step; `picking` is the host's selection time for each stream.
     fn note_work(
         &self,
         workspace: &mut Workspace,
@@ -752,7 +752,7 @@ impl Segment {
         let mut work: Vec<Work> = picking.into_iter().map(|host| Work { host, ..Work::default() }).collect();
         for (row, plan) in rows.iter().zip(plans) {
             let fork = &streams[row.stream].fork;
-            // The picks of the next layer are made here, if they are made ahead.
+            // Selection ahead for the next layer runs here.
             let next =
                 self.range.contains(&(layer + 1)) && fork.selects_on_device() && fork.selects_ahead_at(layer + 1);
             let here = matches!(plan, RowPlan::Left(..)) && !(layer > self.range.start && fork.selects_ahead_at(layer));
@@ -763,7 +763,7 @@ impl Segment {
         workspace.work.extend(work);
     }
 
-    /// Keeps what was picked last for each stream, where later tokens attend it again.
+    /// Keeps the last selection of each stream whose later tokens reuse it.
     fn keep_picks(
         &self,
         picks: &[SelectionWorkspace],
@@ -776,7 +776,7 @@ impl Segment {
             for stream in &group.streams {
                 let fork = &mut *streams[*stream].fork;
                 let of_stream = |row: &u32| rows[*row as usize].stream == *stream;
-                // At a dense layer nothing was picked.
+                // Nothing was selected at a dense layer.
                 let is_kept = fork.reuses_selections() && fork.device_form(layer).is_some();
                 let (Some(last), true) = (group.rows.iter().rposition(of_stream), is_kept) else { continue };
                 sequence_kv_mut(fork, self.number).kept[self.place_of(layer)].keep(
@@ -789,7 +789,7 @@ impl Segment {
         Ok(())
     }
 
-    /// What each row attends, stream by stream, and how long the host took for that of each stream.
+    /// Returns what each row attends, stream by stream, and how long the host took to select for each stream.
     fn plan_rows(
         &self,
         layer: usize,
@@ -812,7 +812,7 @@ impl Segment {
             let (before, section) = (stream.fork.attention_time(), Section::begin());
             let row = |i: usize| {
                 let heads = self.config.heads;
-                // Only the host looks at queries, keys and values.
+                // Only steps on the host read these; if there are none, `numbers` is empty.
                 let numbers = || {
                     let (queries, kv) = numbers[(first + i) * stacked..][..stacked].split_at(width);
                     let (key, value) = kv.split_at(key_width);
@@ -856,7 +856,7 @@ impl Segment {
         Ok((planned.into_iter().flatten().collect(), picking))
     }
 
-    /// Attends what was planned, but for rows that are done.
+    /// Attends what was planned, except for rows that the host has attended.
     fn attend_rows(
         &self,
         workspace: &mut Workspace,
@@ -887,7 +887,7 @@ impl Segment {
         self.gpu.attend(&prepared, &prefix, qkv, self.widths().1, attended, wide)
     }
 
-    /// What the rows of a step attend.
+    /// Collects what the rows of a step attend.
     fn attention_of(
         &self,
         streams: &[Stream<'_>],
@@ -914,7 +914,7 @@ impl Segment {
         attention
     }
 
-    /// Shows runs that are compared with exact attention what was attended.
+    /// Shows the attention output to the streams that are compared with exact attention.
     fn compare(
         &self,
         workspace: &Workspace,
@@ -936,8 +936,8 @@ impl Segment {
     }
 }
 
-/// Shares the time that a layer took to select, to attend and to count misses: the first by how long the host was picking for each stream, or,
-/// where the device alone picks, by rows; the second by the tokens that each attended; the last by rows.
+/// Splits a layer's times among streams: the selection time by the host's time for each stream or, if only the device selects, by rows; the
+/// attention time by the tokens that each attended; the time of counting misses by rows.
 fn share_attention([select, attend, compare]: [Duration; 3], on_host: bool, work: &[Work], streams: &mut [Stream<'_>]) {
     let on_host = on_host || work.iter().all(|work| work.picked_rows == 0);
     let picked = |work: &Work| if on_host { work.host.as_secs_f64() } else { work.picked_rows as f64 };
@@ -958,7 +958,7 @@ fn share_attention([select, attend, compare]: [Duration; 3], on_host: bool, work
     }
 }
 
-/// What the device picks for a row of a step with so many streams, which is one of `stream`.
+/// Returns which list has the device's selection for a row of a step; the row belongs to `stream`, one of `streams`.
 fn lists_of_row(groups: &[Group], row: usize, (stream, streams): (usize, usize)) -> RowOfLists {
     let place = |(group, of): (usize, &Group)| {
         let lists = streams + group;

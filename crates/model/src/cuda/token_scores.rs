@@ -1,5 +1,5 @@
-//! Distributions of rows on a GPU, and what they make of tokens. Logits stay on the device; what comes back has the bits that the host
-//! computes from the same logits.
+//! Next-token distributions on a GPU, and the scores of tokens under them. Logits stay on the device. The scores have the same bits as
+//! those that the host computes from the same logits.
 
 use super::gpus::Cuda;
 use super::model::Segment;
@@ -10,7 +10,7 @@ use spattn_cuda::{Buffer, NormalizedRows, RowSum};
 /// Distributions on the last GPU.
 struct DeviceRows {
     logits: Buffer,
-    /// Of each row, `ln Σ exp(logit)`.
+    /// `ln Σ exp(logit)` of each row.
     log_z: Vec<f64>,
     /// The most probable token of each row.
     top: Vec<u32>,
@@ -21,14 +21,14 @@ impl DeviceRows {
         NormalizedRows { logits: &self.logits, first, log_z: &self.log_z[first..first + rows] }
     }
 
-    /// What row `row` makes of a token whose logit it has.
+    /// Returns the negative log-likelihood of a token with this logit in row `row`.
     fn nll(&self, row: usize, of_target: f32) -> f64 {
         self.log_z[row] - f64::from(of_target)
     }
 }
 
 impl Cuda {
-    /// The distributions of rows by their logits, kept on the device, with what each makes of its target, compared with itself.
+    /// Returns the distributions of rows, kept on the device, with the score of each row's target, compared with itself.
     pub(super) fn distributions_of(
         &self,
         logits: RowLogits,
@@ -41,8 +41,8 @@ impl Cuda {
         Ok((Distributions::on_device(own), scores))
     }
 
-    /// What the distributions of each part's rows make of their targets, by the logits of all parts, compared with those of `full` that belong
-    /// to the part.
+    /// Returns the scores of the targets of each part's rows, compared with the part's distributions under `full`. `logits` are those of
+    /// all parts.
     pub(super) fn scores_of(
         &self,
         logits: RowLogits,
@@ -64,7 +64,7 @@ impl Cuda {
         Ok(scores)
     }
 
-    /// The distributions of the rows of all parts by their logits, and the logit of each row's target.
+    /// Returns the distributions of the rows of all parts, and the logit of each row's target.
     fn device_rows(
         &self,
         logits: RowLogits,
@@ -84,7 +84,7 @@ impl Cuda {
 }
 
 impl Segment {
-    /// Rows `first..first + count` of `own` beside the rows of `full`.
+    /// Compares rows `first..first + count` of `own` with the rows of `full`.
     fn compared(
         &self,
         own: &DeviceRows,

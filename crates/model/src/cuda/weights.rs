@@ -1,4 +1,4 @@
-//! A checkpoint's tensors on their way to a GPU.
+//! The upload of a checkpoint's tensors to a GPU.
 
 use spattn_cuda::{Buffer, Gpu, GpuError, Plain, QuantisedMatrix};
 
@@ -17,20 +17,20 @@ pub(super) struct Matrix {
 pub(super) enum Data {
     /// In the storage type.
     Plain(Buffer),
-    /// Parts on top of one another, at least one of them in quantised blocks.
+    /// Parts stacked by rows, at least one of them in quantised blocks.
     Parts(Vec<Part>),
 }
 
-/// Some rows of a matrix: what tensors of the checkpoint that follow each other have become.
+/// Some rows of a matrix, from consecutive tensors of the checkpoint.
 pub(super) enum Part {
-    /// So many rows in the storage type.
+    /// Rows in the storage type, `outputs` of them.
     Plain { data: Buffer, outputs: usize },
-    /// In quantised blocks of one type.
+    /// Rows in quantised blocks of one type.
     Blocks(QuantisedMatrix),
 }
 
 impl Part {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub(super) fn outputs(&self) -> usize {
         match self {
             Self::Plain { outputs, .. } => *outputs,
@@ -40,7 +40,7 @@ impl Part {
 }
 
 impl Matrix {
-    /// The numbers in the storage type; `None` for a matrix that is in blocks or has parts that are.
+    /// Returns the numbers in the storage type; `None` if some part of the matrix is in blocks.
     pub(super) fn plain(&self) -> Option<&Buffer> {
         match &self.data {
             Data::Plain(buffer) => Some(buffer),
@@ -55,10 +55,10 @@ pub(super) struct Linear {
     pub(super) bias: Option<Buffer>,
 }
 
-/// Why the weights are not on the device.
+/// Why loading the weights to the device failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadFailure {
-    /// A tensor is not what it should be.
+    /// A tensor is not as expected.
     #[error(transparent)]
     Weights(#[from] WeightsError),
     /// The device failed.
@@ -66,7 +66,7 @@ pub(crate) enum LoadFailure {
     Device(#[from] GpuError),
 }
 
-/// Takes a checkpoint's tensors to a device.
+/// Uploads a checkpoint's tensors to a device.
 pub(super) struct ToDevice<'a> {
     pub(super) checkpoint: Checkpoint<'a>,
     pub(super) gpu: &'a Gpu,
@@ -82,12 +82,12 @@ impl ToDevice<'_> {
             self.gpu.upload_to(&mut buffer, at, &numbers)?;
             at += size_of_val(numbers.as_slice());
         }
-        // The copies read what is freed here.
+        // The uploads read memory that is freed when this function returns.
         self.gpu.synchronize()?;
         Ok(buffer)
     }
 
-    /// Tensors on top of one another, converted to the storage type.
+    /// Stacks tensors by rows, converted to the storage type.
     fn convert(&self, tensors: &[StoredTensor]) -> Result<Buffer, GpuError> {
         match self.checkpoint.dtype {
             WeightDtype::F32 => self.put(tensors, StoredTensor::to_f32),
@@ -96,20 +96,20 @@ impl ToDevice<'_> {
         }
     }
 
-    /// The blocks that a tensor stays in.
+    /// Returns the type of the blocks that a tensor stays in; `None` if it is converted.
     fn kept(&self, tensor: &StoredTensor, inputs: usize) -> Option<BlockType> {
         let StoredType::Blocks(block_type) = tensor.dtype else { return None };
         (self.checkpoint.keeps_blocks && inputs.is_multiple_of(block_type.numbers())).then_some(block_type)
     }
 
-    /// Tensors on top of one another as few parts: those that follow each other in blocks of the same type are one, and so are those that
-    /// follow each other as plain numbers. Each part takes a launch, during whose beginning and end memory is read slowly.
+    /// Stacks tensors by rows in few parts: consecutive tensors in blocks of the same type make one part, and so do consecutive tensors
+    /// of plain numbers. Each part takes a launch, and memory is read slowly at the beginning and the end of a launch.
     fn parts(&self, tensors: &[StoredTensor], inputs: usize) -> Result<Vec<Part>, GpuError> {
         let alike = |a: &StoredTensor, b: &StoredTensor| self.kept(a, inputs) == self.kept(b, inputs);
         tensors.chunk_by(alike).map(|run| self.part(run, inputs)).collect()
     }
 
-    /// A run of tensors of one kind.
+    /// Uploads consecutive tensors of one kind as one part.
     fn part(&self, run: &[StoredTensor], inputs: usize) -> Result<Part, GpuError> {
         match self.kept(&run[0], inputs) {
             Some(block_type) => {

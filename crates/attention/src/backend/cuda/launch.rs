@@ -314,8 +314,8 @@ pub trait CudaBuilder: Send + Sync {
     /// If the GPU fails.
     fn build_heads(&self, kv: KvHandle<'_>, layer: &IndexLayer<'_>) -> Result<Vec<Self::Index>, GpuError>;
 
-    /// What [`take_codes`](crate::Method::take_codes) is given of the queries of some rows, `[row][head][code]`; waits for it. Nothing by
-    /// default: the host takes queries as they are.
+    /// Returns the codes of the queries of some rows for [`take_codes`](crate::Method::take_codes), `[row][head][code]`, and waits for
+    /// them. Returns nothing by default: the host uses the queries themselves.
     ///
     /// # Errors
     /// If the GPU fails.

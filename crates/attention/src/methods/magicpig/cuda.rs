@@ -31,10 +31,10 @@ impl MagicPig {
 #[derive(Debug, Default)]
 struct SamplingTable(HostDeviceVec<f32>);
 
-/// What queries are hashed with for the host.
+/// What a GPU keeps to hash queries for the host.
 #[derive(Debug, Default)]
 struct QueryHashing {
-    /// Hyperplanes by all that they follow from: bits, tables, channels and seed. All layers share them.
+    /// Hyperplanes, by everything that determines them: bits, tables, channels and seed. All layers share them.
     planes: HashMap<(usize, usize, usize, u64), Buffer>,
     workspace: CollisionWorkspace,
 }
@@ -42,7 +42,7 @@ struct QueryHashing {
 impl CudaBuilder for MagicPig {
     type Index = HashIndex;
 
-    /// The tables of [`build_all`](CudaForm::build_all), brought to the host.
+    /// Builds the tables of [`build_all`](CudaForm::build_all), and downloads them.
     fn build_heads(&self, (gpu, cache): KvHandle<'_>, layer: &IndexLayer<'_>) -> Result<Vec<HashIndex>, GpuError> {
         let shape = self.table_shape(cache.d);
         let normals = gaussians(self.shape().planes() * cache.d, self.hashing.seed);
@@ -68,7 +68,7 @@ impl CudaBuilder for MagicPig {
 }
 
 impl MagicPig {
-    /// The index of a KV head by tables that a device made.
+    /// Makes the index of a KV head from tables that a device made.
     fn index_of(&self, made: DownloadedTables, d: usize) -> HashIndex {
         let (shape, tokens) = (self.shape(), made.lengths.len());
         let tables = match made.numbers {

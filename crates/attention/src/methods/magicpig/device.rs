@@ -15,38 +15,38 @@ fn number_bytes(candidates: usize) -> usize {
     if candidates <= NARROW_TOKENS { 2 } else { 4 }
 }
 
-/// Bytes of the tables, the mean and the lengths of a KV head.
+/// Returns the bytes of the tables, the mean and the lengths of a KV head.
 fn of_head(Shape { bits, tables }: Shape, prefix: &PromptShape) -> usize {
     let tokens = prefix.tokens;
     tables * ((1 << bits) + 1 + tokens) * number_bytes(tokens) + 4 * (tokens + prefix.d)
 }
 
 impl MagicPig {
-    /// The shape, as far as it is known before a density is solved.
+    /// Returns the shape, if it is known before a density is solved.
     fn known_shape(&self) -> Option<Shape> {
         let Tuned::Value(tables) = self.tables else { return None };
         Some(Shape { bits: self.bits.unwrap_or(Self::DEFAULT_BITS), tables })
     }
 
-    /// Whether kernels hash as the method does, in heads of a width that they take.
+    /// Whether kernels hash as the method does, for heads of a supported width.
     pub(super) fn can_hash_on_device(&self) -> bool {
         !self.hashing.simple_lsh && self.bits_reason().is_none()
     }
 
-    /// The number of bits, if kernels do not sort by so many.
+    /// Returns the number of bits as a reason, if kernels do not sort by so many.
     pub(super) fn bits_reason(&self) -> Option<HostReason> {
         let bits = self.bits.unwrap_or(Self::DEFAULT_BITS);
         (bits > MOST_BITS).then(|| HostReason::setting("K", bits))
     }
 }
 
-/// A device makes the tables by which the host samples.
+/// A device builds the tables by which the host samples.
 impl IndexBuilder for MagicPig {
     fn fits(&self, shape: KvShape) -> bool {
         HostReason::of_head_width(shape.d, GPU_WIDEST, 8).is_none()
     }
 
-    /// The tables of one layer, codes of a KV head while they are made, and hyperplanes.
+    /// The tables of one layer, the codes of a KV head while they are made, and hyperplanes.
     fn bytes(&self, prefix: &PromptShape, _: KvDtype) -> usize {
         let published = Shape { bits: Self::DEFAULT_BITS, tables: Self::PUBLISHED_TABLES };
         let shape = self.known_shape().unwrap_or(published);
@@ -54,7 +54,7 @@ impl IndexBuilder for MagicPig {
         prefix.kv_heads * of_head(shape, prefix) + 2 * tables * prefix.tokens + 2 * 4 * bits * tables * prefix.d
     }
 
-    /// Tables, means and lengths of all layers; nothing as long as the number of tables follows from a density.
+    /// Tables, means and lengths of all layers; 0 if the number of tables follows from an unsolved density.
     fn host_bytes(&self, prefix: &PromptShape) -> usize {
         self.known_shape().map_or(0, |shape| prefix.layers * prefix.kv_heads * of_head(shape, prefix))
     }

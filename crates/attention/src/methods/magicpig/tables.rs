@@ -47,7 +47,7 @@ impl Shape {
 }
 
 impl Shape {
-    /// The sides that have these codes, one in each table.
+    /// Returns the side bits with these codes, one code for each table.
     pub(super) fn sides_of(self, codes: &[u16]) -> Vec<u64> {
         assert_eq!(codes.len(), self.tables, "a code for each table");
         let mut sides = vec![0; self.planes().div_ceil(64)];
@@ -249,7 +249,7 @@ impl<N: TokenNumber> Buckets<N> {
         Self::of(shape, tokens, bounds, sorted)
     }
 
-    /// Tables of `bounds` `[table][2^K + 1]` and of tokens that are `sorted` by code, `[table][token]`.
+    /// Makes tables from `bounds` `[table][2^K + 1]` and tokens `sorted` by code, `[table][token]`.
     pub(super) fn of(shape: Shape, tokens: usize, bounds: Vec<N>, sorted: Vec<N>) -> Self {
         let lengths = (shape.tables * (shape.codes() + 1), shape.tables * tokens);
         assert_eq!((bounds.len(), sorted.len()), lengths, "the tables do not hold {tokens} tokens each");

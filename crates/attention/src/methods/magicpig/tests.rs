@@ -514,7 +514,7 @@ fn codes_that_a_device_made_find_what_the_host_finds() {
             Method::take_codes(&method, &mut state, codes);
             (Method::select(&method, &step, &index, &mut state, &mut cost).unwrap(), cost)
         };
-        // Other codes find others, and nothing of them is left for the next step.
+        // Other codes find other tokens, and do not affect the next step.
         let own = select(&[]);
         let others: Vec<u16> = codes.iter().map(|code| code ^ 1).collect();
         assert_ne!(select(&others).0, own.0, "K={bits} L={tables}");

@@ -7,7 +7,7 @@ use spattn_cuda::{Buffer, CodedBounds, CodedBoundsWorkspace, GpuError, PageBound
 
 /// Channel-wise bounds of each page of a layer.
 pub(crate) enum LayerBounds {
-    /// In the storage type of the keys, `[kv_head][page][d]` each.
+    /// In the keys' storage type, each `[kv_head][page][d]`.
     Exact { lower: Buffer, upper: Buffer },
     /// In a few bits.
     Coded(Box<PageCodes>),

@@ -3,8 +3,8 @@
 //!
 //! The index of the prefix scores its candidates up to the last complete grain. The later keys, of all rows, are gathered into a separate
 //! cache, where each row starts a new grain. They are indexed and scored like a prefix, by every row, and each row's own scores are
-//! appended to those of the prefix. So a scorer needs no kernels beyond those for a prefix. To fill a row's last grain, its last key is
-//! repeated to the end of the last page, and then this page: what is already there changes neither bounds nor ranges.
+//! appended to those of the prefix. So a scorer needs no kernels beyond those for a prefix. A row's last grain is filled up by repeating
+//! its last key to the end of the last page, and then that page, because repeated keys change neither bounds nor ranges.
 
 use std::ops::Range;
 
