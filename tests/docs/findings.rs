@@ -199,6 +199,18 @@ const ANSWERS: [(&str, &[Part]); 5] = [
             Cell("46.7 and", ["hashattention/table-1", "Quest 64 (pg=16,bit=4)", "Average"], 46.7, 0.05),
             Cell("45.2", ["hashattention/table-1", "DS 64 (ch=16,bit=4)", "Average"], 45.2, 0.05),
             Name("(table 1)"),
+            Length("At 16K tokens", "hashattention/figure-3", 16384),
+            Examples(
+                "100 examples of each of five tasks",
+                ["hashattention/figure-3", "HashAttention 16x", "Average"],
+                5,
+                100,
+            ),
+            Difference(
+                "4.0 [0.9 to 7.2] points below Quest",
+                ["hashattention/figure-3", "Average: HashAttention 16x − Quest 16x"],
+            ),
+            Name("(figure 3)"),
             Examples("20 examples of each task", ["hashattention/table-8", "16x LSH 32", "Average"], 4, 20),
             Cell("32 score 26.8", ["hashattention/table-8", "16x LSH 32", "Average"], 26.8, 0.05),
             Open("a difference that is open", ["hashattention/table-8", "Average: 16x LSH 32 − 16x HashAttention 32"]),
