@@ -179,8 +179,8 @@ pub struct SelectedTokens {
     pub tokens: Vec<u32>,
     /// How they enter the attention.
     pub weighting: Weighting,
-    /// Products of the scaled query with the tokens' keys, one for each token, if selecting computed them as attention would; otherwise empty.
-    /// Attention on a CPU then reads no keys. Only for selections per query head.
+    /// Products of the scaled query with the tokens' keys, one for each token, if selecting computed them; otherwise empty. Attention on a CPU
+    /// then reads no keys. Only for selections per query head, by the queries that attend: not for methods that select ahead.
     pub scores: Vec<f32>,
 }
 
