@@ -360,6 +360,20 @@ impl Step<'_> {
         Ok(scores)
     }
 
+    /// Exact `q·k` of some tokens of prefix and tail for one head of the group, and the [scores](SelectedTokens::scores) by which attention
+    /// weighs the same tokens. Each key is read once. Counts nothing.
+    ///
+    /// # Errors
+    /// If the keys cannot be read.
+    pub fn exact_scores_for_attention(&self, head: usize, tokens: &[u32]) -> Result<[Vec<f32>; 2], KvError> {
+        let query = self.query(head);
+        let queries = [query, &self.scale.scaled(query)].concat();
+        let mut products = vec![0.0; 2 * tokens.len()];
+        score_some_in_context(&queries, self.all_keys(), tokens, &mut products)?;
+        let scores = products.split_off(tokens.len());
+        Ok([products, scores])
+    }
+
     /// `q·k` (unscaled) of some of the candidates in the index, numbered from 0, for a query `[d]`; counts nothing.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::linear::dot_tile;
+use super::linear::{dot_tile, prefetch_row};
 use super::logit_rule::cap_logits;
 use super::pieces::{PIECE, deal_columns};
 use super::rows::{Elem, Rows, with_rows};
@@ -173,6 +173,24 @@ pub fn attend_list(queries: &[f32], keys: Rows, values: Rows, tokens: &[u32], lo
     in_pieces(tokens.len(), acc, |piece, acc| {
         let bias = log_bias.get(piece.clone()).unwrap_or(&[]);
         attend_any(queries, keys, values, List(&tokens[piece]), bias, acc);
+    });
+}
+
+/// Attends the rows in `tokens` for one query whose products with their keys are known: `scores` are those of the scaled query, one for each
+/// token. As [`attend_list`], to the same bits as far as the scores have those of its products, without reading keys.
+///
+/// # Panics
+/// If `acc` has more than one query, a token is out of range, or the lists differ in length.
+pub fn attend_scored(scores: &[f32], values: Rows, tokens: &[u32], log_bias: &[f32], acc: &mut Accumulator) {
+    assert_eq!(acc.queries(), 1, "scores are those of one query");
+    assert_eq!(scores.len(), tokens.len(), "scores and tokens differ in number");
+    assert!(log_bias.is_empty() || log_bias.len() == tokens.len(), "biases and tokens differ in number");
+    let available = values.elements() / acc.d;
+    assert!(tokens.iter().all(|&t| (t as usize) < available), "a token is not below {available}");
+    in_pieces(tokens.len(), acc, |piece, acc| {
+        let bias = log_bias.get(piece.clone()).unwrap_or(&[]);
+        let (scores, tokens) = (&scores[piece.clone()], &tokens[piece]);
+        with_rows!(values, values => attend_values(scores, values, tokens, bias, acc));
     });
 }
 
@@ -367,19 +385,7 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
                 };
             }
             for h in 0..g {
-                let row = &mut acc.scratch[h * BLOCK..][..BLOCK];
-                if let Some(cap) = acc.soft_cap {
-                    cap_logits(&mut row[..n], 1.0, cap);
-                }
-                for (x, b) in row.iter_mut().zip(bias.get(begin..begin + n).unwrap_or(&[])) {
-                    *x -= b;
-                }
-                let padded = n.next_multiple_of(S::LANES);
-                row[n..padded].fill(f32::NEG_INFINITY);
-                let rescale = softmax_block::<S>(&mut row[..padded], &mut acc.max[h], &mut acc.sum[h]);
-                for o in &mut acc.values[h * d..][..d] {
-                    *o *= rescale;
-                }
+                weigh_block::<S>(acc, h, n, bias.get(begin..begin + n).unwrap_or(&[]));
             }
             let mut h = 0;
             while h < g {
@@ -391,6 +397,123 @@ unsafe fn attend_kernel<S: Simd, T: Elem, W: Walk>(
             }
         }
         begin += n;
+    }
+}
+
+dispatch! {
+    fn attend_values[T: Elem](
+        scores: &[f32], v: &[T], tokens: &[u32], bias: &[f32], acc: &mut Accumulator,
+    ) = attend_values_kernel
+}
+
+/// Values that are prefetched ahead of their use where keys are not read, in rows.
+const VALUES_AHEAD: usize = 16;
+
+#[inline(always)]
+unsafe fn attend_values_kernel<S: Simd, T: Elem>(
+    scores: &[f32],
+    v: &[T],
+    tokens: &[u32],
+    bias: &[f32],
+    acc: &mut Accumulator,
+) {
+    for token in tokens.iter().take(VALUES_AHEAD) {
+        // SAFETY: the CPU supports `S` (caller).
+        unsafe { prefetch_row::<S, T>(v, acc.d, *token as usize) };
+    }
+    for begin in (0..tokens.len()).step_by(BLOCK) {
+        let n = (tokens.len() - begin).min(BLOCK);
+        acc.scratch[..n].copy_from_slice(&scores[begin..begin + n]);
+        // SAFETY: there is one query, a block has at most `BLOCK` tokens, and the public function checked that their rows lie in `v`; the CPU
+        // supports `S` (caller).
+        unsafe {
+            weigh_block::<S>(acc, 0, n, bias.get(begin..begin + n).unwrap_or(&[]));
+            add_rows::<S, T>(v, &tokens[begin..], n, acc);
+        }
+    }
+}
+
+/// Adds the values of the first `n` of `tokens` by the weights in the scratch of the only query, four rows at a time. Later rows are
+/// prefetched. Every column is summed in the tokens' order, as by [`add_values`].
+///
+/// # Safety
+/// The rows of the first `n` tokens lie in `v`; `n` is at most [`BLOCK`]; the CPU supports `S`.
+#[inline(always)]
+unsafe fn add_rows<S: Simd, T: Elem>(v: &[T], tokens: &[u32], n: usize, acc: &mut Accumulator) {
+    let d = acc.d;
+    let whole = d / S::LANES * S::LANES;
+    let mut i = 0;
+    while i < n {
+        for later in tokens.iter().skip(i + VALUES_AHEAD).take(4) {
+            // SAFETY: the CPU supports `S` (caller).
+            unsafe { prefetch_row::<S, T>(v, d, *later as usize) };
+        }
+        // SAFETY: rows `i..i + R` are among the first `n` (caller), and columns below `whole` within a row.
+        i += unsafe {
+            match n - i {
+                4.. => add_few_rows::<S, T, 4>(v, (&tokens[i..], &acc.scratch[i..]), whole, &mut acc.values),
+                _ => add_few_rows::<S, T, 1>(v, (&tokens[i..], &acc.scratch[i..]), whole, &mut acc.values),
+            }
+        };
+    }
+    for c in whole..d {
+        for (token, weight) in tokens[..n].iter().zip(&acc.scratch) {
+            acc.values[c] += weight * v[*token as usize * d + c].to_f32();
+        }
+    }
+}
+
+/// Adds the first `columns` columns of `R` weighted rows to `sums: [d]`; returns `R`.
+///
+/// # Safety
+/// There are `R` tokens and weights; the tokens' rows of `d` lie in `v`; `columns` is a multiple of the lanes and at most `d`; the CPU supports
+/// `S`.
+#[inline(always)]
+unsafe fn add_few_rows<S: Simd, T: Elem, const R: usize>(
+    v: &[T],
+    (tokens, weights): (&[u32], &[f32]),
+    columns: usize,
+    sums: &mut [f32],
+) -> usize {
+    // SAFETY: every access is at a column below `columns` of a row that lies in `v`, or of the sums (caller).
+    unsafe {
+        let (mut rows, mut by) = ([v.as_ptr(); R], [S::splat(0.0); R]);
+        for j in 0..R {
+            rows[j] = rows[j].add(tokens[j] as usize * sums.len());
+            by[j] = S::splat(weights[j]);
+        }
+        let mut c = 0;
+        while c < columns {
+            let mut sum = S::load(sums.as_ptr().add(c));
+            for j in 0..R {
+                sum = S::fma(by[j], T::load::<S>(rows[j].add(c)), sum);
+            }
+            S::store(sums.as_mut_ptr().add(c), sum);
+            c += S::LANES;
+        }
+    }
+    R
+}
+
+/// Turns the products of query `h` with the `n` tokens of a block, which are in its scratch, into weights, and rescales the query's sums.
+///
+/// # Safety
+/// `h` is a query of `acc`, and `n` is at most [`BLOCK`]; the CPU supports `S`.
+#[inline(always)]
+unsafe fn weigh_block<S: Simd>(acc: &mut Accumulator, h: usize, n: usize, bias: &[f32]) {
+    let row = &mut acc.scratch[h * BLOCK..][..BLOCK];
+    if let Some(cap) = acc.soft_cap {
+        cap_logits(&mut row[..n], 1.0, cap);
+    }
+    for (x, b) in row.iter_mut().zip(bias) {
+        *x -= b;
+    }
+    let padded = n.next_multiple_of(S::LANES);
+    row[n..padded].fill(f32::NEG_INFINITY);
+    // SAFETY: the length is a multiple of the lanes; the CPU supports `S` (caller).
+    let rescale = unsafe { softmax_block::<S>(&mut row[..padded], &mut acc.max[h], &mut acc.sum[h]) };
+    for o in &mut acc.values[h * acc.d..][..acc.d] {
+        *o *= rescale;
     }
 }
 
@@ -420,16 +543,10 @@ const AHEAD: usize = 16;
 /// # Safety
 /// The CPU supports `S`.
 #[inline(always)]
-unsafe fn prefetch_row<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: usize) {
-    const LINE: usize = 64;
+unsafe fn prefetch_walked<S: Simd, T: Elem, W: Walk>(rows: &[T], d: usize, walk: W, token: usize) {
     if token < walk.len() {
-        let row = rows.as_ptr().wrapping_add(walk.row(token) * d).cast::<u8>();
-        let mut byte = 0;
-        while byte < d * T::BYTES {
-            // SAFETY: a prefetch may take any address, even an invalid one (`S` is supported: caller).
-            unsafe { S::prefetch(row.wrapping_add(byte)) };
-            byte += LINE;
-        }
+        // SAFETY: the CPU supports `S` (caller).
+        unsafe { prefetch_row::<S, T>(rows, d, walk.row(token)) };
     }
 }
 
@@ -453,9 +570,9 @@ unsafe fn logits<S: Simd, T: Elem, W: Walk, const H: usize>(
             for j in 0..4.min(n - i) {
                 // SAFETY: the CPU supports `S` (caller).
                 unsafe {
-                    prefetch_row::<S, T, W>(v, d, walk, token + j);
+                    prefetch_walked::<S, T, W>(v, d, walk, token + j);
                     if begin == 0 {
-                        prefetch_row::<S, T, W>(k, d, walk, token + j + AHEAD);
+                        prefetch_walked::<S, T, W>(k, d, walk, token + j + AHEAD);
                     }
                 }
             }
@@ -563,7 +680,7 @@ unsafe fn add_value_columns<S: Simd, T: Elem, W: Walk, const H: usize, const C: 
         let mut until_next = if h == 0 { 0 } else { n };
         for i in 0..n {
             if until_next == 0 {
-                prefetch_row::<S, T, W>(k, d, walk, asked + i / passes);
+                prefetch_walked::<S, T, W>(k, d, walk, asked + i / passes);
                 until_next = passes;
             }
             until_next -= 1;

@@ -50,7 +50,7 @@ pub const GPU_WIDEST: usize = 128;
 /// The largest token number, and number of tokens, that fits in 16 bits.
 pub const NARROW_TOKENS: usize = u16::MAX as usize;
 
-pub use attend::{Accumulator, attend_list, attend_range, weighted_list, weighted_lists};
+pub use attend::{Accumulator, attend_list, attend_range, attend_scored, weighted_list, weighted_lists};
 pub use logit_rule::{LogitRule, cap_logits};
 pub use rows::{Elem, Joined, Rows};
 pub use simd::{check_isa, isa_name};

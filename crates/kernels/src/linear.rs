@@ -71,39 +71,79 @@ pub fn scores<T: Elem>(queries: &[f32], keys: &[T], d: usize, out: &mut [f32]) {
 /// # Panics
 /// If a token is out of range or the slices do not have these shapes.
 pub fn scores_of<T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
-    let d = query.len();
-    assert_eq!(out.len(), tokens.len(), "the output does not have one number for each token");
+    scores_of_each(query, keys, query.len(), tokens, out);
+}
+
+/// Computes [`scores_of`] several `queries: [query][d]`, `out[query][listed token]`. Each row is read from memory once for all queries.
+///
+/// # Panics
+/// If a token is out of range or the slices do not have these shapes.
+pub fn scores_of_each<T: Elem>(queries: &[f32], keys: &[T], d: usize, tokens: &[u32], out: &mut [f32]) {
+    assert!(queries.len().is_multiple_of(d), "queries are not `[query][d]`");
+    assert_eq!(out.len(), queries.len() / d * tokens.len(), "the output is not `[query][listed token]`");
     assert!(tokens.iter().all(|&t| (t as usize + 1) * d <= keys.len()), "a token is not below {}", keys.len() / d);
-    gathered_dots(query, keys, tokens, out);
+    gathered_dots(queries, keys, d, tokens, OutputColumns::new(out, tokens.len()));
 }
 
 dispatch! {
-    fn gathered_dots[T: Elem](query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) = gathered_dots_kernel
+    fn gathered_dots[T: Elem](
+        queries: &[f32], keys: &[T], d: usize, tokens: &[u32], out: OutputColumns,
+    ) = gathered_dots_kernel
 }
 
 #[inline(always)]
-unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(query: &[f32], keys: &[T], tokens: &[u32], out: &mut [f32]) {
+unsafe fn gathered_dots_kernel<S: Simd, T: Elem>(
+    queries: &[f32],
+    keys: &[T],
+    d: usize,
+    tokens: &[u32],
+    out: OutputColumns,
+) {
     /// How far ahead of the multiplication keys are prefetched, in rows.
     const ROWS_AHEAD: usize = 16;
-    const LINE: usize = 64;
-    let d = query.len();
-    for ((first, four), out) in (0..).step_by(4).zip(tokens.chunks(4)).zip(out.chunks_mut(4)) {
+    let count = queries.len() / d;
+    assert!(out.holds(count, tokens.len()));
+    for (first, four) in (0..).step_by(4).zip(tokens.chunks(4)) {
         for later in tokens.iter().skip(first + ROWS_AHEAD).take(4) {
-            let row = keys.as_ptr().wrapping_add(*later as usize * d).cast::<u8>();
-            for byte in (0..d * T::BYTES).step_by(LINE) {
-                // SAFETY: a prefetch may take any address, even an invalid one; the CPU supports `S` (caller).
-                unsafe { S::prefetch(row.wrapping_add(byte)) };
+            // SAFETY: the CPU supports `S` (caller).
+            unsafe { prefetch_row::<S, T>(keys, d, *later as usize) };
+        }
+        let row = |i: usize| four[i.min(four.len() - 1)] as usize * d;
+        for (column, span) in (0..d).step_by(COLUMN_BLOCK).map(|column| (column, COLUMN_BLOCK.min(d - column))) {
+            let starts = std::array::from_fn(|i| row(i) + column);
+            let mut q = 0;
+            while q < count {
+                // SAFETY: the CPU supports `S` (caller). The public function checked that these rows exist; queries `q..q + R` are among
+                // `count`, and the output has a row for each of them and a column for each token, which was asserted.
+                unsafe {
+                    let x = queries.as_ptr().add(q * d + column);
+                    q += match count - q {
+                        2.. => {
+                            let sums = dot_tile::<S, T, 2>(x, d, keys.as_ptr(), starts, span);
+                            out.add_tile(q, first, tokens.len(), &sums, column == 0)
+                        }
+                        _ => {
+                            let sums = dot_tile::<S, T, 1>(x, d, keys.as_ptr(), starts, span);
+                            out.add_tile(q, first, tokens.len(), &sums, column == 0)
+                        }
+                    };
+                }
             }
         }
-        let row = |i: usize| four[i.min(four.len() - 1)] as usize;
-        for (first, span) in (0..d).step_by(COLUMN_BLOCK).map(|first| (first, COLUMN_BLOCK.min(d - first))) {
-            let starts = std::array::from_fn(|i| row(i) * d + first);
-            // SAFETY: the CPU supports `S` (caller); the public function checked that these rows exist.
-            let sums = unsafe { dot_tile::<S, T, 1>(query.as_ptr().add(first), d, keys.as_ptr(), starts, span) };
-            for (out, sum) in out.iter_mut().zip(sums[0]) {
-                *out = if first == 0 { sum } else { *out + sum };
-            }
-        }
+    }
+}
+
+/// Prefetches row `number` of `rows: [row][d]`.
+///
+/// # Safety
+/// The CPU supports `S`.
+#[inline(always)]
+pub(super) unsafe fn prefetch_row<S: Simd, T: Elem>(rows: &[T], d: usize, number: usize) {
+    const LINE: usize = 64;
+    let row = rows.as_ptr().wrapping_add(number * d).cast::<u8>();
+    for byte in (0..d * T::BYTES).step_by(LINE) {
+        // SAFETY: a prefetch may take any address, even an invalid one; the CPU supports `S` (caller).
+        unsafe { S::prefetch(row.wrapping_add(byte)) };
     }
 }
 
@@ -464,6 +504,24 @@ mod tests {
                 let mut out = vec![f32::NAN; some.len()];
                 scores_of(&q, &keys, &some, &mut out);
                 assert_eq!(out, some.iter().map(|&t| all[t as usize]).collect::<Vec<f32>>());
+            }
+        }
+    }
+
+    #[test]
+    fn scores_of_several_queries_are_those_of_each() {
+        for (tokens, d) in [(1, 5), (9, 64), (30, 100), (41, 128), (7, 2500)] {
+            let keys: Vec<bf16> = noise(tokens * d, 6).into_iter().map(bf16::from_f32).collect();
+            let some: Vec<u32> = (0..tokens as u32).rev().step_by(2).collect();
+            for count in 0..6 {
+                let queries = noise(count * d, 5);
+                let mut together = vec![f32::NAN; count * some.len()];
+                scores_of_each(&queries, &keys, d, &some, &mut together);
+                let mut alone = vec![f32::NAN; count * some.len()];
+                for (query, out) in queries.chunks_exact(d).zip(alone.chunks_exact_mut(some.len())) {
+                    scores_of(query, &keys, &some, out);
+                }
+                assert_eq!(together, alone, "{count} queries, {tokens} tokens of {d}");
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::types::attention_spec::{AttentionSpec, SoftmaxScale};
 use crate::types::positions::{Grouped, Rotation};
 use crate::types::selection::{AttendedTokens, SelectedTokens, Selection, StaticTokens, Weighting};
 use spattn_kernels::pieces::PIECE;
-use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, weighted_list};
+use spattn_kernels::{Accumulator, Joined, Rows, attend_list, attend_range, attend_scored, weighted_list};
 
 /// Keys and values of one KV head: prefix and tail.
 pub(crate) struct HeadKv<'a> {
@@ -42,8 +42,7 @@ struct Far<'a> {
 
 impl<'a> Queries<'a> {
     pub(crate) fn new(queries: &[f32], scale: SoftmaxScale) -> Self {
-        let factor = scale.factor();
-        Self { scaled: queries.iter().map(|q| q * factor).collect(), far: None }
+        Self { scaled: scale.scaled(queries), far: None }
     }
 
     /// Closes the gap between the sink and the recent tokens: the queries see the sink from that much nearer. Only
@@ -245,27 +244,21 @@ impl<'a> HeadKv<'a> {
     fn attend_stretch(&self, queries: View<'_>, range: Range<usize>, acc: &mut Accumulator) -> Result<(), KvError> {
         let near = queries.far_tokens().clamp(range.start, range.end);
         let far: Vec<u32> = (range.start as u32..near as u32).collect();
-        self.attend_tokens(queries, &far, &[], acc)?;
+        self.attend_tokens(queries, Listed::of(&far), acc)?;
         self.attend_positions(queries.scaled, near..range.end, acc)
     }
 
-    /// Attends tokens of prefix and tail as the queries see them, with a bias for each or none.
-    fn attend_tokens(
-        &self,
-        queries: View<'_>,
-        tokens: &[u32],
-        bias: &[f32],
-        acc: &mut Accumulator,
-    ) -> Result<(), KvError> {
+    /// Attends tokens of prefix and tail as the queries see them. Scores are of use only where all tokens keep their positions.
+    fn attend_tokens(&self, queries: View<'_>, listed: Listed<'_>, acc: &mut Accumulator) -> Result<(), KvError> {
         let Some(Far { tokens: boundary, keys, .. }) = queries.far else {
-            return self.attend_some(queries.scaled, tokens, bias, acc);
+            return self.attend_some(queries.scaled, listed, acc);
         };
-        let [far, near] = parts(tokens, bias, *boundary as u32);
+        let [far, near] = parts(listed.tokens, listed.bias, *boundary as u32);
         match keys {
-            None => self.attend_some(queries.turned, &far.0, &far.1, acc)?,
+            None => self.attend_some(queries.turned, Listed::biased(&far), acc)?,
             Some(grouped) => self.attend_grouped(queries.turned, grouped, &far.0, &far.1, acc)?,
         }
-        self.attend_some(queries.scaled, &near.0, &near.1, acc)
+        self.attend_some(queries.scaled, Listed::biased(&near), acc)
     }
 
     /// Attends far tokens at grouped positions.
@@ -308,29 +301,25 @@ impl<'a> HeadKv<'a> {
         Ok([in_order(read.keys(), self.tail_keys), in_order(read.values(), self.tail_values)])
     }
 
-    /// Attends tokens of prefix and tail at their own positions, with a bias for each or none.
-    fn attend_some(&self, scaled: &[f32], tokens: &[u32], bias: &[f32], acc: &mut Accumulator) -> Result<(), KvError> {
+    /// Attends tokens of prefix and tail at their own positions.
+    fn attend_some(&self, scaled: &[f32], listed: Listed<'_>, acc: &mut Accumulator) -> Result<(), KvError> {
         let first_behind = self.prefix_tokens as u32;
-        if tokens.iter().all(|t| *t < first_behind) {
-            return self.attend_listed(scaled, tokens, bias, acc);
+        if listed.tokens.iter().all(|t| *t < first_behind) {
+            return self.attend_listed(scaled, listed, acc);
         }
-        let [before, behind] = self.by_store(tokens, bias);
-        self.attend_listed(scaled, &before.0, &before.1, acc)?;
-        attend_list(scaled, self.tail_keys, self.tail_values, &behind.0, &behind.1, acc);
+        let [before, behind] = self.by_store(listed.tokens, listed.bias);
+        let [(_, scores), (_, behind_scores)] = self.by_store(listed.tokens, listed.scores);
+        self.attend_listed(scaled, Listed { scores: &scores, ..Listed::biased(&before) }, acc)?;
+        let behind = Listed { scores: &behind_scores, ..Listed::biased(&behind) };
+        behind.attend(scaled, [self.tail_keys, self.tail_values], acc);
         Ok(())
     }
 
-    /// Attends tokens of the prefix, with a bias for each or none.
-    fn attend_listed(
-        &self,
-        scaled: &[f32],
-        tokens: &[u32],
-        bias: &[f32],
-        acc: &mut Accumulator,
-    ) -> Result<(), KvError> {
-        let (rows, tokens) = self.prefix.gather(tokens)?;
+    /// Attends tokens of the prefix.
+    fn attend_listed(&self, scaled: &[f32], listed: Listed<'_>, acc: &mut Accumulator) -> Result<(), KvError> {
+        let (rows, tokens) = self.prefix.gather(listed.tokens)?;
         self.reads.note(&rows);
-        attend_list(scaled, rows.keys(), rows.values(), &tokens, bias, acc);
+        Listed { tokens: &tokens, ..listed }.attend(scaled, [rows.keys(), rows.values()], acc);
         Ok(())
     }
 
@@ -343,13 +332,14 @@ impl<'a> HeadKv<'a> {
     }
 
     fn attend_picks(&self, queries: View<'_>, picks: &SelectedTokens, acc: &mut Accumulator) -> Result<(), KvError> {
+        let listed = Listed { tokens: &picks.tokens, bias: &[], scores: &picks.scores };
         match &picks.weighting {
-            Weighting::Softmax => self.attend_tokens(queries, &picks.tokens, &[], acc)?,
-            Weighting::LogBias(bias) => self.attend_tokens(queries, &picks.tokens, bias, acc)?,
+            Weighting::Softmax => self.attend_tokens(queries, listed, acc)?,
+            Weighting::LogBias(bias) => self.attend_tokens(queries, Listed { bias, ..listed }, acc)?,
             Weighting::Remainder { shares, value } => {
                 assert_eq!(shares.len(), acc.queries(), "one share for each query head");
                 let mut picked = self.spec.accumulator(acc.queries(), self.d);
-                self.attend_tokens(queries, &picks.tokens, &[], &mut picked)?;
+                self.attend_tokens(queries, listed, &mut picked)?;
                 let mut outputs = vec![0.0; queries.scaled.len()];
                 picked.finish(&mut outputs);
                 for (h, (share, output)) in shares.iter().zip(outputs.chunks_exact(self.d)).enumerate() {
@@ -378,6 +368,34 @@ impl<'a> HeadKv<'a> {
     }
 }
 
+/// Listed tokens, with numbers for each of them or none.
+#[derive(Clone, Copy)]
+struct Listed<'t> {
+    tokens: &'t [u32],
+    /// What is subtracted from the logits.
+    bias: &'t [f32],
+    /// The products of the only query with the keys.
+    scores: &'t [f32],
+}
+
+impl<'t> Listed<'t> {
+    fn of(tokens: &'t [u32]) -> Self {
+        Self { tokens, bias: &[], scores: &[] }
+    }
+
+    fn biased((tokens, bias): &'t Part) -> Self {
+        Self { bias, ..Self::of(tokens) }
+    }
+
+    /// Attends the rows of the tokens. Keys are read only if scores are not known.
+    fn attend(self, scaled: &[f32], [keys, values]: [Rows<'_>; 2], acc: &mut Accumulator) {
+        match self.scores.is_empty() {
+            true => attend_list(scaled, keys, values, self.tokens, self.bias, acc),
+            false => attend_scored(self.scores, values, self.tokens, self.bias, acc),
+        }
+    }
+}
+
 /// Tokens and a number for each; the numbers are empty if there are none.
 type Part = (Vec<u32>, Vec<f32>);
 
@@ -391,3 +409,6 @@ fn parts(tokens: &[u32], with: &[f32], boundary: u32) -> [Part; 2] {
     }
     parts
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,14 +7,14 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use crate::kv::shape::{KvDtype, KvShape};
-use spattn_kernels::memory::in_large_pages;
+use spattn_kernels::memory::{AlignedVec, in_large_pages};
 use spattn_kernels::{Elem, Rows};
 
 #[derive(Debug, Clone)]
 enum Data {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
+    F32(AlignedVec<f32>),
+    F16(AlignedVec<f16>),
+    Bf16(AlignedVec<bf16>),
 }
 
 /// Evaluates `$body` with `$v` bound to the typed vector.
@@ -32,9 +32,9 @@ impl Data {
     /// Allocates `n` zeros, in memory that has not been written to yet.
     fn zeros(dtype: KvDtype, n: usize) -> Self {
         let mut data = match dtype {
-            KvDtype::F32 => Self::F32(vec![0.0; n]),
-            KvDtype::F16 => Self::F16(vec![0u16; n].reinterpret_into()),
-            KvDtype::Bf16 => Self::Bf16(vec![0u16; n].reinterpret_into()),
+            KvDtype::F32 => Self::F32(AlignedVec::zeros(n, |n| vec![0.0; n])),
+            KvDtype::F16 => Self::F16(AlignedVec::zeros(n, |n| vec![0u16; n].reinterpret_into())),
+            KvDtype::Bf16 => Self::Bf16(AlignedVec::zeros(n, |n| vec![0u16; n].reinterpret_into())),
         };
         // Large pages help because selected rows are far apart.
         with_data!(&mut data, v => in_large_pages(v));
@@ -104,7 +104,7 @@ impl KvStore {
                 Self::zeros(shape, tokens)
             }
         };
-        with_data!(&mut store.data, v => v.resize(n, Default::default()));
+        with_data!(&mut store.data, v => v.set_len(n));
         for head in 0..kv_heads {
             let range = head * tokens * d..(head + 1) * tokens * d;
             fill(
@@ -263,7 +263,7 @@ impl KvStore {
 
     /// Number of bytes allocated.
     pub fn bytes(&self) -> usize {
-        with_data!(&self.data, v => std::mem::size_of_val(v.as_slice()))
+        with_data!(&self.data, v => std::mem::size_of_val(&**v))
     }
 }
 
@@ -296,6 +296,31 @@ mod tests {
             assert!(with_data!(&store.data, v => is_asked_for(v)), "{dtype:?}");
             store.truncate(0, 1 << 18);
             assert!(with_data!(&store.data, v => is_asked_for(v)), "{dtype:?}, grown");
+        }
+    }
+
+    /// Rows of whole lines lie in as many: in stores large and small, new, grown, filled again and copied.
+    #[test]
+    fn rows_begin_with_a_line_of_the_cache() {
+        let is_aligned = |store: &KvStore| {
+            with_data!(&store.data, v => v.as_ptr().addr().is_multiple_of(64))
+                && store.head(1).elements() == 64 * store.tokens
+        };
+        for dtype in [KvDtype::F32, KvDtype::F16, KvDtype::Bf16] {
+            for tokens in [1, 3, 100, 5000, 1 << 16] {
+                let mut store = KvStore::zeros(KvShape { kv_heads: 2, d: 64, dtype }, tokens);
+                assert!(is_aligned(&store) && is_aligned(&store.clone()), "{dtype:?}, {tokens}");
+                store.append(&[1.0; 128]);
+                assert!(is_aligned(&store), "{dtype:?}, {tokens}, grown");
+                let again = |tokens| {
+                    move |store: KvStore| {
+                        let shape = KvShape { kv_heads: 2, d: 64, dtype };
+                        store.refilled(shape, tokens, |_, _| Ok::<_, ()>(())).unwrap()
+                    }
+                };
+                let (fewer, more) = (again(1)(store.clone()), again(4 * tokens + 64)(store));
+                assert!(is_aligned(&fewer) && is_aligned(&more), "{dtype:?}, {tokens}, filled again");
+            }
         }
     }
 

@@ -260,12 +260,12 @@ impl MagicPig {
         cost.select_bytes += 2 * u64::from(behind);
         let first = step.candidates.start as u32;
         let tokens: Vec<u32> = sampled.iter().map(|t| t + first).collect();
-        let dots = step.exact_scores_of(head, &tokens)?;
+        let [dots, scores] = step.exact_scores_for_attention(head, &tokens)?;
         let norms = [&index.geometry.norms, &state.tail.norms];
         let cosines = index.geometry.cosines(step.query(head), &dots, &sampled, norms, cost);
         let log_u = self.log_probability.as_ref().expect("K and L were solved before the decode step");
         let log_u = cosines.into_iter().map(|cos| log_u.at(cos)).collect();
-        Ok(SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) })
+        Ok(SelectedTokens { tokens, weighting: Weighting::LogBias(log_u), scores })
     }
 
     /// The vectors `[token][planes.d()]` by which `keys: [token][d]` are hashed, and their norms.
@@ -313,6 +313,23 @@ enum Norms {
     Each(Vec<f32>),
     /// The common norm `r` after the transform of eq. 8.
     Common(f32),
+}
+
+impl Norms {
+    /// The norms of some tokens, those behind the prefix numbered on in the tail. They lie far apart: read by themselves, many are on their way
+    /// at the same time.
+    fn of_tokens([prefix, tail]: [&Self; 2], tokens: &[u32]) -> Vec<f32> {
+        match (prefix, tail) {
+            (Self::Common(length), _) | (_, Self::Common(length)) => vec![*length; tokens.len()],
+            (Self::Each(prefix), Self::Each(tail)) => {
+                let norm = |token: &u32| {
+                    let token = *token as usize;
+                    prefix.get(token).copied().unwrap_or_else(|| tail[token - prefix.len()])
+                };
+                tokens.iter().map(norm).collect()
+            }
+        }
+    }
 }
 
 impl Method for MagicPig {
@@ -485,10 +502,8 @@ impl RowMask for MagicPig {
             let mut dots = vec![0.0; tokens.len()];
             linear::scores(query, &head.keys.gather(&tokens, d), d, &mut dots);
             let cosines = geometry.cosines(query, &dots, &sampled, [&geometry.norms; 2], cost);
-            SelectedTokens {
-                tokens,
-                weighting: Weighting::LogBias(cosines.into_iter().map(|cos| log_u.at(cos)).collect()),
-            }
+            let log_u = cosines.into_iter().map(|cos| log_u.at(cos)).collect();
+            SelectedTokens::weighted(tokens, Weighting::LogBias(log_u))
         };
         let of_group = |row: usize| Selection::PerHead((0..group).map(|h| pick(row, h, cost)).collect());
         (0..block.rows).map(of_group).collect()
@@ -542,22 +557,15 @@ impl Geometry {
             cost.score_flops += 2 * query.len() as u64;
             cost.aux_bytes += size_of_val(mean.as_slice()) as u64;
         }
-        let key_norm = |token: u32| match norms {
-            [Norms::Common(length), _] | [_, Norms::Common(length)] => *length,
-            [Norms::Each(prefix), Norms::Each(tail)] => {
-                let token = token as usize;
-                prefix.get(token).copied().unwrap_or_else(|| tail[token - prefix.len()])
-            }
-        };
         cost.aux_bytes += match &self.norms {
             Norms::Each(_) => size_of_val(sampled) as u64,
             Norms::Common(_) => size_of::<f32>() as u64,
         };
-        let cosine = |(dot, token): (&f32, &u32)| {
-            let lengths = query_norm * f64::from(key_norm(*token));
+        let cosine = |(dot, key_norm): (&f32, f32)| {
+            let lengths = query_norm * f64::from(key_norm);
             if lengths > 0.0 { f64::from(dot - shift[0]) / lengths } else { 0.0 }
         };
-        dots.iter().zip(sampled).map(cosine).collect()
+        dots.iter().zip(Norms::of_tokens(norms, sampled)).map(cosine).collect()
     }
 }
 

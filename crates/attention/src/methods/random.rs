@@ -104,6 +104,6 @@ impl DataIndependentPicker for Uniform {
             true => Weighting::LogBias(vec![(k as f32 / candidates.len() as f32).ln(); k]),
             false => Weighting::Softmax,
         };
-        SelectedTokens { tokens, weighting }
+        SelectedTokens::weighted(tokens, weighting)
     }
 }

@@ -45,7 +45,7 @@ fn sorted(selection: &Selection) -> Vec<(Vec<u32>, Weighting)> {
         Selection::Shared(picks) => std::slice::from_ref(picks),
         Selection::PerHead(heads) => heads,
     };
-    heads.iter().map(|SelectedTokens { tokens, weighting }| (tokens.clone(), weighting.clone())).collect()
+    heads.iter().map(|SelectedTokens { tokens, weighting, .. }| (tokens.clone(), weighting.clone())).collect()
 }
 
 /// Number of distinct selected tokens.

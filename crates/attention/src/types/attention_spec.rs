@@ -41,6 +41,11 @@ impl SoftmaxScale {
         self.factor
     }
 
+    /// Queries times the factor, as attention multiplies them with keys.
+    pub(crate) fn scaled(self, queries: &[f32]) -> Vec<f32> {
+        queries.iter().map(|q| q * self.factor).collect()
+    }
+
     /// The number that `q·k` is divided by: `√d` by default.
     pub fn divisor(self) -> f64 {
         self.squared_divisor.sqrt()

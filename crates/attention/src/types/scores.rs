@@ -22,12 +22,12 @@ pub(crate) fn score_into(queries: &[f32], rows: Rows<'_>, d: usize, out: &mut [f
     }
 }
 
-/// Writes the products of `query: [d]` with the stored rows listed in `some` into `out`.
-pub(crate) fn score_some(query: &[f32], rows: Rows<'_>, some: &[u32], out: &mut [f32]) {
+/// Writes the products of `queries: [query][d]` with the stored rows listed in `some` into `out: [query][listed]`.
+pub(crate) fn score_some(queries: &[f32], rows: Rows<'_>, d: usize, some: &[u32], out: &mut [f32]) {
     match rows {
-        Rows::F32(data) => linear::scores_of(query, data, some, out),
-        Rows::F16(data) => linear::scores_of(query, data, some, out),
-        Rows::Bf16(data) => linear::scores_of(query, data, some, out),
+        Rows::F32(data) => linear::scores_of_each(queries, data, d, some, out),
+        Rows::F16(data) => linear::scores_of_each(queries, data, d, some, out),
+        Rows::Bf16(data) => linear::scores_of_each(queries, data, d, some, out),
     }
 }
 
@@ -134,19 +134,19 @@ pub(crate) fn score_each(
     Ok(())
 }
 
-/// Writes the products of `query: [d]` with the listed rows in context, in their order.
+/// Writes the products of `queries: [query][d]` with the listed rows in context, `[query][listed]`.
 ///
 /// # Errors
 /// If the rows cannot be read.
 pub(crate) fn score_some_in_context(
-    query: &[f32],
+    queries: &[f32],
     rows: KvRows<'_>,
     some: &[u32],
     out: &mut [f32],
 ) -> Result<(), KvError> {
     match rows.stored(some)? {
-        Some(stored) => score_some(query, stored.rows(), stored.places(), out),
-        None => linear::scores(query, &rows.gather(some)?, rows.d(), out),
+        Some(stored) => score_some(queries, stored.rows(), rows.d(), stored.places(), out),
+        None => linear::scores(queries, &rows.gather(some)?, rows.d(), out),
     }
     Ok(())
 }

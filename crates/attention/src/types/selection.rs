@@ -179,24 +179,34 @@ pub struct SelectedTokens {
     pub tokens: Vec<u32>,
     /// How they enter the attention.
     pub weighting: Weighting,
+    /// Products of the scaled query with the tokens' keys, one for each token, if selecting computed them; otherwise empty. Attention on a CPU
+    /// then reads no keys. Only for selections per query head, by the queries that attend: not for methods that select ahead.
+    pub scores: Vec<f32>,
 }
 
 impl SelectedTokens {
     /// Tokens that enter the common softmax with their logits.
     pub fn softmax(tokens: Vec<u32>) -> Self {
-        Self { tokens, weighting: Weighting::Softmax }
+        Self::weighted(tokens, Weighting::Softmax)
+    }
+
+    /// Tokens with their weighting, whose scores attention computes.
+    pub fn weighted(tokens: Vec<u32>, weighting: Weighting) -> Self {
+        Self { tokens, weighting, scores: Vec::new() }
     }
 
     fn leave_out_before(&mut self, first: u32) {
         if self.tokens.iter().all(|token| *token >= first) {
             return;
         }
+        let keep = |numbers: &mut Vec<f32>| {
+            let mut of_token = self.tokens.iter();
+            numbers.retain(|_| of_token.next().is_some_and(|token| *token >= first));
+        };
+        keep(&mut self.scores);
         match &mut self.weighting {
             Weighting::Softmax => {}
-            Weighting::LogBias(bias) => {
-                let mut of_token = self.tokens.iter();
-                bias.retain(|_| of_token.next().is_some_and(|token| *token >= first));
-            }
+            Weighting::LogBias(bias) => keep(bias),
             Weighting::Direct { .. } | Weighting::Remainder { .. } => {
                 unreachable!("a method that weighs all candidates does not select in layers that hide tokens")
             }

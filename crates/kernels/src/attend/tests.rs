@@ -1,4 +1,5 @@
 use super::*;
+use crate::linear::scores_of;
 use half::{bf16, f16};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -234,6 +235,44 @@ fn nothing_attended_is_zero_not_nan() {
     let mut out = vec![f32::NAN; 64];
     Accumulator::new(1, 64).finish(&mut out);
     assert!(out.iter().all(|x| *x == 0.0));
+}
+
+/// With several blocks and pieces, a soft cap, rows in another order, columns that fill no vector, and sums from before.
+#[test]
+fn known_scores_give_the_bits_that_reading_keys_gives() {
+    fn check<T: Elem>(rows: impl Fn(&[T]) -> Rows<'_>) {
+        for (d, n) in [(128, 1000), (64, 3), (20, 257), (7, 40), (100, 0), (16, PIECE + 1001)] {
+            let (q, first) = (noise(d, 1), noise(d, 4));
+            let [k, v]: [Vec<T>; 2] = [2, 3].map(|seed| noise(n * d, seed).into_iter().map(T::from_f32).collect());
+            let listed: Vec<u32> = (0..n as u32).rev().filter(|t| t % 50 != 3).collect();
+            let mut scores = vec![f32::NAN; listed.len()];
+            scores_of(&q, &k, &listed, &mut scores);
+            for (bias, cap) in [(true, None), (false, None), (true, Some(0.75))] {
+                let of = |t: &u32| (*t as f32 * 0.37).sin();
+                let bias: Vec<f32> = listed.iter().filter(|_| bias).map(of).collect();
+                let partial = |attend: &dyn Fn(&mut Accumulator)| {
+                    let mut acc = Accumulator::new(1, d).with_soft_cap(cap);
+                    attend_range(&q, Rows::F32(&first), Rows::F32(&first), &mut acc);
+                    attend(&mut acc);
+                    let mut partial = vec![f32::NAN; 2 + d];
+                    acc.write_partial(0, &mut partial);
+                    partial.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                };
+                let read = partial(&|acc| attend_list(&q, rows(&k), rows(&v), &listed, &bias, acc));
+                let known = partial(&|acc| attend_scored(&scores, rows(&v), &listed, &bias, acc));
+                assert_eq!(known, read, "{n} rows of {d}, {} biases, cap {cap:?}", bias.len());
+            }
+        }
+    }
+    check::<f32>(|x| Rows::F32(x));
+    check::<f16>(|x| Rows::F16(x));
+    check::<bf16>(|x| Rows::Bf16(x));
+}
+
+#[test]
+#[should_panic(expected = "a token is not below 2")]
+fn values_that_do_not_exist_are_not_attended() {
+    attend_scored(&[0.0; 2], Rows::F32(&[1.0; 8]), &[1, 2], &[], &mut Accumulator::new(1, 4));
 }
 
 /// The parts of a context, some of them empty, have logits far apart, and are merged as those of another machine would be.

@@ -57,16 +57,19 @@ impl LogProbability {
         table
     }
 
+    #[cold]
     fn exact(&self, cos: f64) -> f32 {
         (self.floor + sampling_probability(self.shape, self.least, agreement(cos))).ln() as f32
     }
 
     /// The logarithm for a token at this cosine to the query.
+    #[inline]
     pub fn at(&self, cos: f64) -> f32 {
         let sine = (0.5 - 0.5 * cos.clamp(-1.0, 1.0)).sqrt();
         let at = sine * (Self::STEPS as f64 / Self::FARTHEST);
         match self.steps.get(at as usize..at as usize + 2) {
-            Some(&[low, high]) => low + at.fract() as f32 * (high - low),
+            // Not `fract`, which calls a function where the processor may lack the instruction.
+            Some(&[low, high]) => low + (at - (at as usize) as f64) as f32 * (high - low),
             _ => self.exact(cos),
         }
     }

@@ -314,47 +314,61 @@ fn sort_by_code<'a, N: TokenNumber, I: Iterator<Item = &'a [u16]>>(
     }
 }
 
-/// Counts collisions of tokens; reused from query to query.
+/// Finds tokens that collide in enough tables; reused from query to query.
 pub(super) struct CollisionCounter {
-    /// Number of tables in which each token collided, padded to whole words; 0 between queries.
-    hits: Vec<u8>,
+    /// For each word of tokens, which of them collided in at least one table, and which in at least two; zeros between queries. Counts beyond
+    /// two are not needed, and bits fit into the first-level cache, where counts would not.
+    hits: Vec<[u64; 2]>,
 }
 
 impl CollisionCounter {
-    /// Tokens whose counts are compared at a time.
-    const WORD: usize = size_of::<u64>();
-    /// 1 in every byte of a word.
-    const ONES: u64 = u64::from_le_bytes([1; Self::WORD]);
-    /// The highest bit of every byte of a word.
-    const HIGHEST: u64 = 0x80 * Self::ONES;
+    /// The most tables in which a token may have to collide.
+    const MOST: u8 = 2;
+    /// Tokens of a word that are written without a branch.
+    const FEW: usize = 2;
 
     pub fn new(tokens: usize) -> Self {
-        Self { hits: vec![0; tokens.next_multiple_of(Self::WORD)] }
+        Self { hits: vec![[0; 2]; tokens.div_ceil(u64::BITS as usize)] }
     }
 
-    /// Tokens with the query's code in at least `least` (at most 127) tables, ascending; adds the bytes read to `bytes`.
+    /// Tokens with the query's code in at least `least` tables, 1 or 2, ascending; adds the bytes read to `bytes`.
     pub fn sample(&mut self, tables: &HashTables, sides: &[u64], least: u8, bytes: &mut u64) -> Vec<u32> {
+        assert!((1..=Self::MOST).contains(&least), "collisions are counted up to {}", Self::MOST);
         let hits = &mut self.hits;
-        // Counts are compared afterwards: a branch on each count here could not be predicted.
-        let read = tables.visit_collisions(sides, |token| hits[token] = hits[token].saturating_add(1));
+        // Without a branch on what collided before, which could not be predicted.
+        let read = tables.visit_collisions(sides, |token| {
+            let ([once, twice], bit) = (&mut hits[token / u64::BITS as usize], 1 << (token % u64::BITS as usize));
+            *twice |= *once & bit;
+            *once |= bit;
+        });
         *bytes += read as u64;
-        let mut sampled = Vec::new();
-        let words = hits.as_chunks::<{ Self::WORD }>().0;
-        for (first, counts) in (0u32..).step_by(Self::WORD).zip(words) {
-            let mut enough = at_least(u64::from_le_bytes(*counts), least);
-            while enough != 0 {
-                sampled.push(first + enough.trailing_zeros() / u8::BITS);
-                enough &= enough - 1;
+        self.take(least)
+    }
+
+    /// The tokens that collided in at least `least` tables, ascending; sets all to zero.
+    fn take(&mut self, least: u8) -> Vec<u32> {
+        let bits = u64::BITS as usize;
+        let (mut sampled, mut found) = (Vec::new(), 0);
+        for (first, words) in (0u32..).step_by(bits).zip(&mut self.hits) {
+            let mut enough = std::mem::take(words)[usize::from(least) - 1];
+            if sampled.len() < found + bits {
+                sampled.resize(2 * sampled.len() + bits, 0);
             }
+            let room = &mut sampled[found..][..bits];
+            let mut count = 0;
+            // Most words have few tokens. How many cannot be predicted, so that the first ones are written without a branch.
+            for place in &mut room[..Self::FEW] {
+                *place = first + enough.trailing_zeros();
+                count += usize::from(enough != 0);
+                enough &= enough.wrapping_sub(1);
+            }
+            while enough != 0 {
+                room[count] = first + enough.trailing_zeros();
+                (count, enough) = (count + 1, enough & (enough - 1));
+            }
+            found += count;
         }
-        hits.fill(0);
+        sampled.truncate(found);
         sampled
     }
-}
-
-/// Sets the highest bit of every byte of `counts` that is at least `least`.
-fn at_least(counts: u64, least: u8) -> u64 {
-    let (ones, highest) = (CollisionCounter::ONES, CollisionCounter::HIGHEST);
-    // With its highest bit set, no byte borrows from the next. A byte whose highest bit was set before is large enough anyway.
-    (((counts | highest) - ones * u64::from(least)) | counts) & highest
 }

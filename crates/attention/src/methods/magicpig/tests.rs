@@ -488,6 +488,31 @@ fn costs_and_bytes_are_those_of_what_was_read_and_stored() {
     assert_eq!(bytes("magicpig:K=6,L=40,simple_lsh=true"), tables + 4 + D * 4);
 }
 
+/// Tokens in the prefix and, where they leave the window, behind it.
+#[test]
+fn scores_are_products_with_the_scaled_query_to_the_bit() {
+    const D: usize = 24;
+    let scene = Scene { keys: gaussians(900 * D, 1), queries: gaussians(2 * D, 2), d: D };
+    let magicpig = method("magicpig:K=4,L=30");
+    let index = Method::build(&magicpig, &scene.prefix()).unwrap();
+    let behind = gaussians(50 * D, 3);
+    for behind in [&[][..], &behind] {
+        let candidates = 0..900 + behind.len() / D;
+        let step = Step { candidates, tail_keys: Rows::F32(behind), ..scene.step() };
+        let mut state = Method::start(&magicpig, &index);
+        let selected = Method::select(&magicpig, &step, &index, &mut state, &mut Cost::default()).unwrap();
+        let Selection::PerHead(heads) = selected else { panic!("a selection for each query head") };
+        let scaled: Vec<f32> = step.queries.iter().map(|q| q * step.scale.factor()).collect();
+        let attended = Step { queries: &scaled, ..step.clone() };
+        for (head, picks) in heads.iter().enumerate() {
+            assert_eq!(picks.tokens.iter().any(|t| *t >= 900), !behind.is_empty());
+            assert_eq!(picks.scores, attended.exact_scores_of(head, &picks.tokens).unwrap());
+            let [dots, _] = step.exact_scores_for_attention(head, &picks.tokens).unwrap();
+            assert_eq!(dots, step.exact_scores_of(head, &picks.tokens).unwrap());
+        }
+    }
+}
+
 #[test]
 fn picks_do_not_depend_on_the_number_of_threads() {
     let scene = Scene { keys: gaussians(3000 * 24, 1), queries: gaussians(3 * 24, 2), d: 24 };

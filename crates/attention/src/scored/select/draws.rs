@@ -138,7 +138,7 @@ impl Picker for Draws {
             picks.1.push(correction(run[0]) * (run.len() as f32 / budget as f32));
         }
         let log_mass = row.scale * max + (mass as f32).ln();
-        Ok(SelectedTokens { tokens: picks.0, weighting: Weighting::Direct { weights: picks.1, log_mass } })
+        Ok(SelectedTokens::weighted(picks.0, Weighting::Direct { weights: picks.1, log_mass }))
     }
 
     fn device(&self) -> Result<&dyn DevicePicker, HostReason> {

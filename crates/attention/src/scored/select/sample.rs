@@ -180,7 +180,7 @@ impl Picker for Sample {
         let mut log_u = vec![0.0; best];
         log_u.resize(best + size, (size as f64 / rest as f64).ln() as f32);
         tokens.extend(drawn);
-        Ok(SelectedTokens { tokens, weighting: Weighting::LogBias(log_u) })
+        Ok(SelectedTokens::weighted(tokens, Weighting::LogBias(log_u)))
     }
 
     fn solve(&self, probe: &Probe<'_>) -> Result<Option<Solved<Arc<dyn Picker>>>, KvError> {
