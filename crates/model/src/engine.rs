@@ -181,6 +181,7 @@ pub(super) enum KvPlacement {
     /// In host memory. For the engine on the CPU that is its memory.
     Host {
         /// Bytes of GPU memory in which each sequence caches tokens that it has fetched; `None` if it caches none.
+        #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs cache tokens"))]
         cached: Option<usize>,
     },
     /// In files. Only the engine on the CPU does that.
