@@ -165,7 +165,12 @@ fn what_the_host_attends_for_a_gpu_is_what_a_cpu_attends() {
 fn a_tier_of_another_device_is_refused_with_the_one_to_take() {
     for (more, what, hint) in [
         (&["--kv-tier", "host"][..], "applies to a GPU, and this run uses a CPU", "--kv-tier disk"),
-        (&["--kv-tier", "host", "--kv-memory", "1M"], "the KV cache is not kept on disk", "--kv-tier disk"),
+        (&["--kv-tier", "host", "--kv-memory", "1M"], "applies to a GPU, and this run uses a CPU", "--kv-tier disk"),
+        (
+            &["--kv-memory", "1M"],
+            "`kv_memory` is given, and the KV cache is kept in memory",
+            "--kv-tier disk (host on a GPU)",
+        ),
         (&["--kv-tier", "hots"], "unknown kv-tier `hots`", "did you mean `host`?"),
     ] {
         let run = spattn(&["eval", "-t", "ruler/niah_single_2", "-l", "1K", "-m", "topk", "-n", "1"]).args(more);

@@ -199,7 +199,7 @@ const ANSWERS: [(&str, &[Part]); 5] = [
             Cell("46.7 and", ["hashattention/table-1", "Quest 64 (pg=16,bit=4)", "Average"], 46.7, 0.05),
             Cell("45.2", ["hashattention/table-1", "DS 64 (ch=16,bit=4)", "Average"], 45.2, 0.05),
             Name("(table 1)"),
-            Length("At 16K tokens", "hashattention/figure-3", 16384),
+            Length("at 16K tokens", "hashattention/figure-3", 16384),
             Examples(
                 "100 examples of each of five tasks",
                 ["hashattention/figure-3", "HashAttention 16x", "Average"],
