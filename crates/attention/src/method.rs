@@ -360,7 +360,7 @@ impl Step<'_> {
         Ok(scores)
     }
 
-    /// Exact `q·k` of some tokens of prefix and tail for one head of the group, and the [scores](SelectedTokens::scores) by which attention
+    /// Exact `q·k` of some tokens of prefix and tail for one head of the group, and the [scores](crate::SelectedTokens::scores) by which attention
     /// weighs the same tokens. Each key is read once. Counts nothing.
     ///
     /// # Errors

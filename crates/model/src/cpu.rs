@@ -460,7 +460,7 @@ enum KvWriter {
     /// All layers.
     Memory(Vec<LayerKv>),
     /// One layer at a time is in memory.
-    Disk(DiskPrefill),
+    Disk(Box<DiskPrefill>),
 }
 
 impl KvWriter {
@@ -468,10 +468,10 @@ impl KvWriter {
     fn on_disk(disk: &DiskTier, known: Option<(Prefix, usize)>, tokens: usize) -> Result<Self, KvError> {
         // What is not on disk is read again.
         let known = known.and_then(|(prefix, kept)| Some((prefix.into_disk()?, kept)));
-        Ok(Self::Disk(match known {
+        Ok(Self::Disk(Box::new(match known {
             Some((prefix, kept)) => DiskPrefill::after(prefix, kept, tokens),
             None => disk.begin(tokens)?,
-        }))
+        })))
     }
 
     /// Tokens that all layers have.
