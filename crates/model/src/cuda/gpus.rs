@@ -27,7 +27,7 @@ pub struct Cuda {
     pub(super) segments: Vec<Segment>,
     /// The name of the GPUs.
     pub(super) name: String,
-    /// The workspace of each segment. Whoever computes locks all of them.
+    /// The workspace of each segment. A forward pass locks all of them.
     pub(super) workspaces: Mutex<Vec<Option<Workspace>>>,
     used: Mutex<GpuUse>,
 }
