@@ -254,6 +254,88 @@ __device__ void sign_sides(const uint32_t* rows, const T* queries, uint64_t row_
     }
 }
 
+// Blocks: 8 rows, heads; a warp for each row. Squared norms `[head][row]` of rows, less the mean of their head if there are means. `least` gets
+// the smallest norm of a head that is not zero, as bits of a double.
+template <typename T>
+__device__ void squared_norms(const T* from, uint64_t head_stride, uint32_t rows, int d, const float* means, double* out,
+                              unsigned long long* least) {
+    const uint32_t row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, head = blockIdx.y;
+    if (row >= rows) return;
+    const T* own = from + head * head_stride + static_cast<uint64_t>(row) * d;
+    double sum = 0.0;
+    for (int k = lane; k < d; k += 32) {
+        const double x = to_f32(own[k]) - (means ? means[head * d + k] : 0.0f);
+        sum += x * x;
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (lane > 0) return;
+    out[static_cast<uint64_t>(head) * rows + row] = sum;
+    if (sum > 0.0) atomicMin(least + head, static_cast<unsigned long long>(__double_as_longlong(sum)));
+}
+
+// Blocks: 256 rows, heads. The length `[head][row]` of each key with its further coordinate, from squared norms, and the largest of a head
+// as bits of a double. If there are values, the coordinate is `divisor * ln(norm)` of the value, where a zero counts as the shortest
+// other value of the head, or as 1 if there is none.
+extern "C" __global__ void __launch_bounds__(THREADS) lengths_of_keys(const double* keys, const double* values, uint32_t rows,
+                                                                      const unsigned long long* shortest, double divisor,
+                                                                      float* further, double* lengths,
+                                                                      unsigned long long* longest) {
+    const uint32_t row = blockIdx.x * THREADS + threadIdx.x, head = blockIdx.y;
+    if (row >= rows) return;
+    const uint64_t at = static_cast<uint64_t>(head) * rows + row;
+    float own = 0.0f;
+    if (values) {
+        const double least = shortest[head] == ~0ull ? 1.0 : sqrt(__longlong_as_double(static_cast<long long>(shortest[head])));
+        own = static_cast<float>(divisor * log(fmax(sqrt(values[at]), least)));
+        further[at] = own;
+    }
+    const double length = hypot(sqrt(keys[at]), static_cast<double>(own));
+    lengths[at] = length;
+    if (length >= 0.0) atomicMax(longest + head, static_cast<unsigned long long>(__double_as_longlong(length)));
+}
+
+// Blocks: 64 candidates, KV heads, runs of 128 bits. Signatures `[head][word][stride]` of keys, less the mean of their head if there are
+// means, with their further coordinate if there is one, and lengthened to the longest key of the head by one more: on which sides of
+// hyperplanes with the normals `[bit][width]` they lie.
+template <typename T>
+__device__ void sign_lengthened(const T* keys, uint64_t head_stride, uint32_t tokens, int d, const float* means,
+                                const float* further, const double* lengths, const unsigned long long* longest,
+                                const float* normals, int bits, uint32_t* out, uint64_t stride) {
+    extern __shared__ float shared[];
+    const int width = d + 1 + (further ? 1 : 0), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first_bit = blockIdx.z * WIDEST, outputs = min(WIDEST, bits - first_bit), words = (bits + 31) / 32;
+    float *x = shared, *weights = shared + ROWS * width;
+    const uint32_t first = blockIdx.x * ROWS, rows = min(ROWS, tokens - first), head = blockIdx.y;
+    const T* from = keys + head * head_stride + static_cast<uint64_t>(first) * d;
+    for (int i = threadIdx.x; i < ROWS * d; i += THREADS) {
+        const int row = i / d, channel = i % d;
+        const float centre = means ? means[head * d + channel] : 0.0f;
+        x[row * width + channel] = row < static_cast<int>(rows) ? to_f32(from[i]) - centre : 0.0f;
+    }
+    if (threadIdx.x < ROWS) {
+        const bool is_there = threadIdx.x < rows;
+        const uint64_t at = static_cast<uint64_t>(head) * tokens + first + threadIdx.x;
+        const double most = __longlong_as_double(static_cast<long long>(longest[head])), own = is_there ? lengths[at] : 0.0;
+        float* end = x + threadIdx.x * width + d;
+        if (further) *end++ = is_there ? further[at] : 0.0f;
+        *end = static_cast<float>(sqrt(fmax(most * most - own * own, 0.0)));
+    }
+    load_weights(normals + static_cast<uint64_t>(first_bit) * width, outputs, width, weights);
+    __syncthreads();
+    float of_rows[OWN_ROWS][OWN];
+    multiply_rows(x, weights, outputs, width, of_rows);
+#pragma unroll
+    for (int r = 0; r < OWN_ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const uint32_t word = __ballot_sync(~0u, lane + 32 * i < outputs && of_rows[r][i] > 0.0f);
+            const uint32_t row = warp * OWN_ROWS + r;
+            if (lane == 0 && 32 * i < outputs && row < rows)
+                out[(static_cast<uint64_t>(head) * words + first_bit / 32 + i) * stride + first + row] = word;
+        }
+}
+
 #define MAPS(T, NAME)                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) project_keys_##NAME(                                          \
         const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const float* directions,                 \
@@ -287,6 +369,17 @@ __device__ void sign_sides(const uint32_t* rows, const T* queries, uint64_t row_
         const uint32_t* rows, const T* queries, unsigned long long row_stride, int d, const float* sides, int bits,     \
         uint32_t* out) {                                                                                                \
         sign_sides(rows, queries, row_stride, d, sides, bits, out);                                                     \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) squared_norms_##NAME(                                         \
+        const T* from, unsigned long long head_stride, uint32_t rows, int d, const float* means, double* out,           \
+        unsigned long long* least) {                                                                                    \
+        squared_norms(from, head_stride, rows, d, means, out, least);                                                   \
+    }                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) sign_lengthened_##NAME(                                       \
+        const T* keys, unsigned long long head_stride, uint32_t tokens, int d, const float* means,                      \
+        const float* further, const double* lengths, const unsigned long long* longest, const float* normals, int bits, \
+        uint32_t* out, unsigned long long stride) {                                                                     \
+        sign_lengthened(keys, head_stride, tokens, d, means, further, lengths, longest, normals, bits, out, stride);    \
     }
 
 MAPS(float, f32)

@@ -40,9 +40,9 @@ use spattn::kernels::cuda::{
     Attention, AttentionWorkspace, BlockLists, BlockShape, Buffer, Cache, ChannelLists, ChosenChannels, CodeRounding,
     CodedBounds, CodedBoundsWorkspace, CodedKeys, CollisionWorkspace, Columns, Directions, DrawWorkspace, FiniteCheck,
     Gate, Gpu, GpuError, HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace, HostDeviceVec,
-    IndexRows, Into, KeysByChannel, LabelCodes, LayerRule, Nearest, Nets, NormalizedRows, Norms, PageBounds, Pages,
-    PerRowTokens, Positions, Prefix, ProjectedQueries, QuantisedMatrix, Queries, QueryGrowth, Reduction, RmsNorm,
-    Rotation, Routes, RowPart, RowSum, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage,
+    IndexRows, Into, KeySides, KeysByChannel, LabelCodes, LayerRule, Nearest, Nets, NormalizedRows, Norms, PageBounds,
+    Pages, PerRowTokens, Positions, Prefix, ProjectedQueries, QuantisedMatrix, Queries, QueryGrowth, Reduction,
+    RmsNorm, Rotation, Routes, RowPart, RowSum, Rows, Run, SamplingSpec, ScoreWorkspace, Scores, Signatures, Storage,
     TableShape, Tail, TailRow, TailRows, TieOrder, TokenListLayout, TokenLists, Tokens, Unit, WeightMatrix, Weights,
 };
 use spattn::kv::{KvDtype, KvStore, LayerKv, Tier};
@@ -1473,6 +1473,75 @@ fn signatures_by_nets_and_their_distances() {
             check_scores(&gpu, (heads, kv_heads, 0), tokens, score, exact, &what);
         }
     }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn keys_are_signed_by_hyperplanes_at_the_length_of_the_longest() {
+    let (gpu, kv_heads, first) = (gpu(), 3, 3);
+    for storage in STORAGES {
+        for (d, bits, tokens) in [(16, 8, 1), (64, 32, 200), (80, 130, 65), (128, 300, 1100), (12, 33, 64)] {
+            let mut kv = Kv::new(kv_heads, first + tokens + 2, d, 510, storage);
+            // A value of zeros counts as the shortest other one.
+            let zero = (kv.tokens + first + tokens / 2) * d;
+            kv.values[zero..zero + d].fill(0.0);
+            let buffers = kv.send(&gpu, kv.tokens + 5, storage);
+            let keys = cache(&buffers, kv.tokens + 5, &kv, storage);
+            for (is_centred, by_values) in [(false, None), (true, None), (false, Some(3.5)), (true, Some(0.5))] {
+                let width = d + 1 + usize::from(by_values.is_some());
+                let normals = noise(bits * width, 511);
+                let sides = KeySides { normals: &normals, bits, is_centred, by_values };
+                let signed = gpu.sign_key_sides(&keys, first..first + tokens, &sides).unwrap();
+                let (words, stride) = (bits.div_ceil(32), tokens.next_multiple_of(4));
+                let mut stored = vec![u32::MAX; kv_heads * words * stride];
+                gpu.download(&signed, 0, &mut stored).unwrap();
+                for head in 0..kv_heads {
+                    let lengthened = lengthened_keys(&kv, head, first..first + tokens, (is_centred, by_values));
+                    for (t, key) in lengthened.iter().enumerate() {
+                        for bit in 0..32 * words {
+                            let word = stored[(head * words + bit / 32) * stride + t];
+                            let is_set = word >> (bit % 32) & 1 == 1;
+                            let normal = normals.chunks_exact(width).nth(bit);
+                            let side = normal.map(|n| key.iter().zip(n).map(|(x, n)| x * f64::from(*n)).sum::<f64>());
+                            // A sign may differ only if the sum is almost zero.
+                            let is_right = side.map_or(!is_set, |side| is_set == (side > 0.0) || side.abs() < 1e-3);
+                            let what =
+                                format!("{storage:?} {bits} bits of {d}, {tokens} tokens, {is_centred} {by_values:?}");
+                            assert!(is_right, "{what}: bit {bit} of token {t} is {is_set}, its side {side:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Keys of a KV head with their further coordinates, as `lsh_bits` defines them: less their mean, the scaled logarithm of the value's norm, and
+/// what lengthens them to the longest.
+fn lengthened_keys(
+    kv: &Kv,
+    head: usize,
+    tokens: Range<usize>,
+    (is_centred, by_values): (bool, Option<f64>),
+) -> Vec<Vec<f64>> {
+    let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let mut keys: Vec<Vec<f64>> = tokens.clone().map(|t| wide(kv.key(head, t))).collect();
+    if is_centred {
+        let count = keys.len() as f64;
+        let mean: Vec<f64> = (0..kv.d).map(|c| keys.iter().map(|key| key[c]).sum::<f64>() / count).collect();
+        keys.iter_mut().for_each(|key| key.iter_mut().zip(&mean).for_each(|(x, m)| *x -= m));
+    }
+    if let Some(factor) = by_values {
+        let norms: Vec<f64> = tokens.map(|t| norm(&wide(kv.value(head, t)))).collect();
+        let least = norms.iter().copied().filter(|n| *n > 0.0).fold(f64::INFINITY, f64::min);
+        let least = if least.is_finite() { least } else { 1.0 };
+        keys.iter_mut().zip(&norms).for_each(|(key, n)| key.push(factor * n.max(least).ln()));
+    }
+    let longest = keys.iter().map(|key| norm(key)).fold(0.0, f64::max);
+    let lengthen = |key: &mut Vec<f64>| key.push((longest * longest - norm(key).powi(2)).max(0.0).sqrt());
+    keys.iter_mut().for_each(lengthen);
+    keys
 }
 
 /// Returns the tie level of a token among those at the same distance.

@@ -250,7 +250,7 @@ impl Gpu {
     }
 
     /// Computes the means of the keys of some tokens, `[kv_head][d]` in f32, from sums in f64.
-    fn mean_keys(&self, keys: &Cache<'_>, tokens: Range<usize>) -> Result<Buffer, GpuError> {
+    pub(super) fn mean_keys(&self, keys: &Cache<'_>, tokens: Range<usize>) -> Result<Buffer, GpuError> {
         let (d, kv_heads, count) = (keys.d, keys.kv_heads, tokens.len());
         let pieces = count.div_ceil(SUMMED);
         let (sums, means) = (self.alloc(8 * kv_heads * pieces * d)?, self.alloc(4 * kv_heads * d)?);
