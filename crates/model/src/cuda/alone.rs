@@ -492,6 +492,7 @@ impl RunAlone {
             budget_units: &[self.number],
             seeds: &[self.fork.row_seed(self.fork.tokens())],
             runs: &[DeviceSequence { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
+            keys: None,
         };
         act(form, &step, index, own, &mut self.scratch).map(Some)
     }

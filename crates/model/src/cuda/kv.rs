@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use spattn_attention::Sequence;
+use spattn_attention::{CacheHits, Sequence};
 use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier};
 use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Plain, Storage};
 use spattn_kernels::Rows;
@@ -299,10 +299,31 @@ pub(super) struct SequenceKv {
     pub(super) missed: Option<Buffer>,
     /// The device's last selection at each layer, for tokens that reuse it.
     pub(super) kept: Vec<kernels::TokenLists>,
-    /// The tokens of the prefix that the sequence has fetched, by layer; empty if it keeps none.
-    pub(super) cached: Vec<Option<kernels::TokenCache>>,
+    /// Counters like `picked`, of tokens that were attended again, and whose copies the device still had.
+    pub(super) again: Option<Buffer>,
+    /// What the sequence has fetched of the prefix, by layer; empty if it keeps nothing.
+    pub(super) cached: Vec<LayerCaches>,
     /// What the sequence holds at each layer if its method evicts tokens on the device.
     pub(super) held: Vec<Option<kernels::HeldTokens>>,
+}
+
+/// What a sequence has fetched of a layer of a prefix in host memory, and keeps on the GPU.
+#[derive(Debug, Default)]
+pub(super) struct LayerCaches {
+    /// Keys and values that attention reads.
+    pub(super) tokens: Option<kernels::TokenCache>,
+    /// Keys that selection scores.
+    pub(super) keys: Option<kernels::KeyCache>,
+}
+
+impl LayerCaches {
+    /// Returns the hits since the last call.
+    pub(super) fn take_hits(&mut self, gpu: &Gpu) -> Result<CacheHits, GpuError> {
+        Ok(CacheHits {
+            tokens: self.tokens.as_mut().map_or(Ok(0), |tokens| tokens.take_hits(gpu))?,
+            keys: self.keys.as_mut().map_or(Ok(0), |keys| keys.take_hits(gpu))?,
+        })
+    }
 }
 
 /// Returns what a sequence has on the GPU of a segment.
