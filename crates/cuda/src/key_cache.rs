@@ -152,17 +152,17 @@ impl KeyCache {
         Ok(hits.iter().sum())
     }
 
-    /// Returns the tokens whose keys a KV head holds, ascending.
+    /// Copies to the host what a KV head holds: each slot's token and the bytes of its key; `None` for empty slots.
     ///
     /// # Errors
     /// [`GpuError`].
-    pub fn download_tokens(&self, gpu: &Gpu, kv_head: usize) -> Result<Vec<u32>, GpuError> {
-        let slots = self.shape.slots;
-        let mut held = vec![0u32; slots];
-        gpu.download(&self.token_in, kv_head * slots * size_of::<u32>(), &mut held)?;
-        let mut tokens: Vec<u32> = held.into_iter().filter(|token| *token != 0).map(|token| token - 1).collect();
-        tokens.sort_unstable();
-        Ok(tokens)
+    pub fn download(&self, gpu: &Gpu, kv_head: usize) -> Result<Vec<Option<(u32, Vec<u8>)>>, GpuError> {
+        let (slots, row_bytes) = (self.shape.slots, self.shape.row_bytes());
+        let (mut tokens, mut keys) = (vec![0u32; slots], vec![0u8; slots * row_bytes]);
+        gpu.download(&self.token_in, kv_head * slots * size_of::<u32>(), &mut tokens)?;
+        gpu.download(&self.keys, kv_head * slots * row_bytes, &mut keys)?;
+        let of_slot = |(token, key): (u32, &[u8])| (token != 0).then(|| (token - 1, key.to_vec()));
+        Ok(tokens.into_iter().zip(keys.chunks_exact(row_bytes)).map(of_slot).collect())
     }
 
     /// The cache for a search whose candidates begin with token `first`, with room for what it reads.

@@ -252,8 +252,9 @@ impl Gpu {
         self.reserve(&mut workspace.scored, 4 * rows * count * ROUNDS)?;
         let cache = cached.map(|cache| workspace.begin_cached(self, cache, rows * count, tree.tokens.start));
         let (cache, found) = cache.transpose()?.unzip();
-        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept, rows: table, .. } =
-            workspace
+        let TreeWorkspace {
+            spans: [Some(first), Some(second)], scored: Some(scored), scores, kept, rows: table, ..
+        } = workspace
         else {
             unreachable!("the workspace's buffers were reserved above")
         };

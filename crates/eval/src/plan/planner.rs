@@ -543,8 +543,11 @@ fn check_offloading(methods: &[Configured], shape: KvShape) -> Result<(), UsageE
     let lacks = |method: &&Configured| method.method.offloads() && !method.host_reasons(shape).is_empty();
     let Some(method) = methods.iter().flat_map(Configured::parts).find(lacks) else { return Ok(()) };
     let reasons: Vec<String> = method.host_reasons(shape).iter().map(ToString::to_string).collect();
-    let what =
-        format!("method `{}` keeps in a GPU what the GPU selects, and the host selects: {}", method.label(), reasons.join("; "));
+    let what = format!(
+        "method `{}` keeps in a GPU what the GPU selects, and the host selects: {}",
+        method.label(),
+        reasons.join("; ")
+    );
     Err(UsageError::new(what).hint("leave offload out"))
 }
 

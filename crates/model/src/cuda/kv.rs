@@ -5,9 +5,13 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
+use spattn_attention::kv::{
+    CachedPart, DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier, TokenSlots,
+};
 use spattn_attention::{CacheHits, Sequence};
-use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier};
-use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Plain, Storage};
+use spattn_cuda::{
+    self as kernels, Buffer, Cache, Gpu, GpuError, KeyCache, KeyCacheShape, Plain, Storage, TokenCache, TokenCacheShape,
+};
 use spattn_kernels::Rows;
 
 /// Returns how a device stores numbers of this type.
@@ -311,12 +315,31 @@ pub(super) struct SequenceKv {
 #[derive(Debug, Default)]
 pub(super) struct LayerCaches {
     /// Keys and values that attention reads.
-    pub(super) tokens: Option<kernels::TokenCache>,
+    pub(super) tokens: Option<TokenCache>,
     /// Keys that selection scores.
-    pub(super) keys: Option<kernels::KeyCache>,
+    pub(super) keys: Option<KeyCache>,
 }
 
 impl LayerCaches {
+    /// Makes empty caches for a prefix with `tokens` tokens, in one of the layers for whose KV heads, `heads` in all, there are `bytes`.
+    pub(super) fn new(
+        gpu: &Gpu,
+        shape: KvShape,
+        tokens: usize,
+        (bytes, heads): (usize, usize),
+        scores_keys: bool,
+    ) -> Result<Self, GpuError> {
+        let (KvShape { kv_heads, d, .. }, storage) = (shape, storage(shape.dtype));
+        let [slots, key_slots] = CachedPart::divide(bytes, scores_keys)
+            .map(|(part, bytes)| TokenSlots { bytes, heads, tokens, shape, part }.of_head());
+        let of_tokens = TokenCacheShape { kv_heads, d, storage, tokens, slots };
+        let of_keys = KeyCacheShape { kv_heads, d, storage, tokens, slots: key_slots };
+        Ok(Self {
+            tokens: (slots > 0).then(|| TokenCache::new(gpu, of_tokens)).transpose()?,
+            keys: (key_slots > 0).then(|| KeyCache::new(gpu, of_keys)).transpose()?,
+        })
+    }
+
     /// Returns the hits since the last call.
     pub(super) fn take_hits(&mut self, gpu: &Gpu) -> Result<CacheHits, GpuError> {
         Ok(CacheHits {

@@ -12,15 +12,14 @@ use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{ComparedPicks, LayerPicks, Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
-use spattn_attention::kv::{CachedPart, DeviceKv, KvError, Tier, TokenSlots};
+use spattn_attention::kv::{DeviceKv, KvError, Tier};
 use spattn_attention::{
-    AttendedPart, AttentionTime, CacheHits, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
-    RowSeed, SelectionSite, StaticTokens,
+    AttendedPart, AttentionTime, CacheHits, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace,
+    LayerStep, RowSeed, SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, KeyCache, KeyCacheShape, Place,
-    Prepared, Queries, TokenCache, TokenCacheShape, TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenLists,
 };
 
 /// What is the same for all layers of a step, on all GPUs.
@@ -209,28 +208,11 @@ impl Segment {
             fork.device_form(layer).map(|(form, _)| form).filter(|form| !form.takes_products(c.heads / c.kv_heads))
         };
         let heads = c.kv_heads * (0..c.layers).filter(|layer| form_at(*layer).is_some()).count();
-        let slots = |(part, bytes)| TokenSlots { bytes, heads, tokens: prefix.tokens, shape: self.shape(), part }.of_head();
-        let of_layer = |layer| -> Result<LayerCaches, GpuError> {
-            let Some(form) = form_at(layer) else { return Ok(LayerCaches::default()) };
-            self.caches_of_layer(prefix.tokens, CachedPart::divide(bytes, form.scores_keys()).map(slots))
+        let of_layer = |layer| match form_at(layer) {
+            Some(form) => LayerCaches::new(&self.gpu, self.shape(), prefix.tokens, (bytes, heads), form.scores_keys()),
+            None => Ok(LayerCaches::default()),
         };
         self.range.clone().map(of_layer).collect()
-    }
-
-    /// Makes caches of a layer for a prefix with `tokens` tokens, with so many slots for each KV head: for keys and values, and for keys.
-    pub(super) fn caches_of_layer(
-        &self,
-        tokens: usize,
-        [slots, key_slots]: [usize; 2],
-    ) -> Result<LayerCaches, GpuError> {
-        let (c, storage) = (&self.config, self.storage());
-        let (kv_heads, d) = (c.kv_heads, c.head_dim);
-        let tokens_shape = TokenCacheShape { kv_heads, d, storage, tokens, slots };
-        let keys_shape = KeyCacheShape { kv_heads, d, storage, tokens, slots: key_slots };
-        Ok(LayerCaches {
-            tokens: (slots > 0).then(|| TokenCache::new(&self.gpu, tokens_shape)).transpose()?,
-            keys: (key_slots > 0).then(|| KeyCache::new(&self.gpu, keys_shape)).transpose()?,
-        })
     }
 
     /// Returns what a sequence found at each layer of this GPU since the last call, in its caches and, by the counters `again`, in the copies
@@ -833,13 +815,7 @@ impl Segment {
 
     /// Keeps the copies of what the only row of a group attends, for later tokens that attend it again. They are attended with what the row
     /// has kept, which has the same tokens.
-    fn keep_copies(
-        &self,
-        group: &Group,
-        workspace: &mut SelectionWorkspace,
-        layer: usize,
-        streams: &mut [Stream<'_>],
-    ) {
+    fn keep_copies(&self, group: &Group, workspace: &mut SelectionWorkspace, layer: usize, streams: &mut [Stream<'_>]) {
         let is_kept = streams[group.streams[0]].fork.reuses_selections() && self.is_cached(group, layer, streams);
         if group.only_row().is_none() || !is_kept {
             return;

@@ -48,7 +48,9 @@ fn methods_that_offload_are_refused_where_the_host_selects() {
         let method = configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
         check_offloading(&[method], KvShape { kv_heads: 2, d, dtype: KvDtype::Bf16 }).map_err(|e| e.to_string())
     };
-    for taken in ["hip:offload=true", "hip:preset=paper,offload=true", "hip:top_r=8", "hip:k=64,per=kv_head,offload=true"] {
+    for taken in
+        ["hip:offload=true", "hip:preset=paper,offload=true", "hip:top_r=8", "hip:k=64,per=kv_head,offload=true"]
+    {
         assert_eq!(refused(taken, 128), Ok(()), "{taken}");
     }
     for (spec, d, why) in [
