@@ -155,7 +155,7 @@ pub struct BenchArgs {
     /// given
     ///
     /// Example: bench decode --device cuda --kv-tier host --kv-memory 2G -m hip:offload=true
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = numbers::kv_memory, allow_negative_numbers = true)]
     pub(super) kv_memory: Option<KvMemory>,
 
     /// Timed turns of each method; an interval needs six

@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_gpu_offloads_with_caches_alone() {
         // A config is checked for the CPU, so it is parsed with the tier `disk`.
-        let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['hip:k=64', 'full>hip:k=64,offload=true']";
+        let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['hip:k=64', 'hip:k=32,offload=true']";
         let with = |more: &str, tier: KvTier| {
             let mut config = resolve(&format!("{text}\n{more}")).unwrap();
             (config.device, config.kv_tier) = (Device::cuda(0), tier);
