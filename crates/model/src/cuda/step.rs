@@ -218,7 +218,7 @@ impl Segment {
     /// Returns what a sequence found at each layer of this GPU since the last call, in its caches and, by the counters `again`, in the copies
     /// of what it attends again.
     pub(super) fn take_hits(&self, own: &mut SequenceKv, again: Option<&[u64]>) -> Result<Vec<CacheHits>, GpuError> {
-        let (kv_heads, each) = (self.config.kv_heads, self.counters() / self.layers.len());
+        let (kv_heads, each) = (self.config.kv_heads, self.counters() / self.range.len());
         let of_layer = |(place, caches): (usize, &mut LayerCaches)| {
             let mut hits = caches.take_hits(&self.gpu)?;
             hits.tokens += again.map_or(0, |again| again[place * each..][..kv_heads].iter().sum());
