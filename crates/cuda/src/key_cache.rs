@@ -81,6 +81,15 @@ pub struct KeyCache {
     hits: Buffer,
 }
 
+/// What a slot of a cache holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldKey {
+    /// The token.
+    pub token: u32,
+    /// The bytes of its key.
+    pub key: Vec<u8>,
+}
+
 /// Mirrors the kernels' struct `KeyCache`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -152,16 +161,17 @@ impl KeyCache {
         Ok(hits.iter().sum())
     }
 
-    /// Copies to the host what a KV head holds: each slot's token and the bytes of its key; `None` for empty slots.
+    /// Copies to the host what each slot of a KV head holds; `None` for empty slots.
     ///
     /// # Errors
     /// [`GpuError`].
-    pub fn download(&self, gpu: &Gpu, kv_head: usize) -> Result<Vec<Option<(u32, Vec<u8>)>>, GpuError> {
+    pub fn download(&self, gpu: &Gpu, kv_head: usize) -> Result<Vec<Option<HeldKey>>, GpuError> {
         let (slots, row_bytes) = (self.shape.slots, self.shape.row_bytes());
         let (mut tokens, mut keys) = (vec![0u32; slots], vec![0u8; slots * row_bytes]);
         gpu.download(&self.token_in, kv_head * slots * size_of::<u32>(), &mut tokens)?;
         gpu.download(&self.keys, kv_head * slots * row_bytes, &mut keys)?;
-        let of_slot = |(token, key): (u32, &[u8])| (token != 0).then(|| (token - 1, key.to_vec()));
+        let of_slot =
+            |(token, key): (u32, &[u8])| (token != 0).then(|| HeldKey { token: token - 1, key: key.to_vec() });
         Ok(tokens.into_iter().zip(keys.chunks_exact(row_bytes)).map(of_slot).collect())
     }
 

@@ -83,7 +83,7 @@ pub use forms::{RowMoments, forms_fit};
 pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
-pub use key_cache::{KeyCache, KeyCacheShape};
+pub use key_cache::{HeldKey, KeyCache, KeyCacheShape};
 pub use labels::{ChannelLists, CodeRounding, LabelCodes};
 pub use launch::{
     Cache, Columns, EmbeddingTable, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation,
