@@ -397,15 +397,15 @@ fn answers_are_those_in_the_memory_of_the_gpu() {
 fn a_mask_that_is_attended_again_is_on_the_gpu() {
     for golden in [loaded(Some(2 << 20)), load_below("llama3")] {
         let method = method("hip:k=64,r_m=6,offload=true");
-        let prefix = 500;
+        let prefix = golden.prompt.len() - 90;
         let after = |steps: usize| {
-            let (_, forks) = stepped_beyond(&golden, &[method.clone()], (prefix, prefix), &vec![1; steps]);
+            let (_, forks) = stepped_beyond(&golden, std::slice::from_ref(&method), (prefix, prefix), &vec![1; steps]);
             forks[0].costs().total(|_| true)
         };
         let costs: Vec<Cost> = (1..=8).map(after).collect();
         let refreshes: Vec<bool> = costs.windows(2).map(|pair| pair[1].score_flops > pair[0].score_flops).collect();
         assert!(refreshes.contains(&false), "no mask is attended again: {refreshes:?}");
-        let (_, forks) = stepped_beyond(&golden, &[method.clone()], (prefix, prefix), &[1]);
+        let (_, forks) = stepped_beyond(&golden, std::slice::from_ref(&method), (prefix, prefix), &[1]);
         let (layers, shape) = (forks[0].prefix().layers(), forks[0].prefix().shape());
         let exact = method.method.exact(&method.policy, prefix, prefix + 1);
         let fixed = (exact.sink + prefix - exact.recent.min(prefix)) * layers * shape.kv_heads * shape.row_bytes();

@@ -8,11 +8,12 @@
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 use spattn_kernels::{GPU_KEY_CACHE_BYTES, GPU_SLOT_BYTES};
 
-use super::tree::ROUNDS;
 use super::{Buffer, Gpu, GpuError, Storage, failed};
 
 /// The operation, as errors name it.
 const WHAT: &str = "keeping keys";
+/// The most rounds of a search.
+pub(super) const ROUNDS: usize = 32;
 /// Threads of a block that assigns slots, and of one that copies.
 const PLACING: u32 = 1024;
 const COPYING: u32 = 256;

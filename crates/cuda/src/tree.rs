@@ -5,7 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::host_device_vec::HostDeviceVec;
-use super::key_cache::{DeviceKeyCache, KeyCache};
+use super::key_cache::{DeviceKeyCache, KeyCache, ROUNDS};
 use super::launch::Cache;
 use super::queries::{Pages, Queries};
 use super::scores::Scores;
@@ -19,8 +19,6 @@ const BRANCHES: usize = 64;
 const TILE_QUERIES: usize = 16;
 /// Threads of a block that writes tokens.
 const WRITERS: u32 = 1024;
-/// The most rounds of a search.
-pub(super) const ROUNDS: usize = 32;
 /// Bytes of a span of blocks of keys.
 const SPAN_BYTES: usize = 8;
 
