@@ -210,7 +210,7 @@ fn methods(item: &Item, variant: Variant) -> impl Iterator<Item = SettingLine> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::ITEMS;
+    use super::super::{ACROSS, ITEMS};
     use super::*;
     use spattn_tasks::{TaskOptions, resolve_each};
 
@@ -271,6 +271,19 @@ variant = 'real'
         assert!(paper.iter().all(|line| line.setting != "local"));
         assert_eq!(paper.iter().filter(|line| line.differs.is_some()).count(), 1, "{paper:?}");
         assert_eq!(setting_lines(&item, Variant::Builtin), []);
+    }
+
+    #[test]
+    fn items_of_papers_say_why_a_setting_differs() {
+        let mut silent = Vec::new();
+        let of_papers = ITEMS.iter().filter(|shipped| shipped.paper() != ACROSS);
+        for (shipped, variant) in of_papers.flat_map(|shipped| Variant::ALL.map(|variant| (shipped, variant))) {
+            let lines = setting_lines(&shipped.parse().unwrap(), variant);
+            let has_no_reason = |line: &&SettingLine| line.differs.as_ref().is_some_and(|it| it.because.is_none());
+            let settings = lines.iter().filter(has_no_reason).map(|line| &line.setting);
+            silent.extend(settings.map(|setting| format!("{}, {variant:?}: {setting}", shipped.name)));
+        }
+        assert!(silent.is_empty(), "{silent:#?}");
     }
 
     /// A page names a run's tasks twice: in the settings, and as the results have them.
