@@ -7,6 +7,8 @@
 mod ahead;
 #[path = "gpu/attend_on_host.rs"]
 mod attend_on_host;
+#[path = "gpu/copies.rs"]
+mod copies;
 mod golden_model;
 #[path = "gpu/host_tier.rs"]
 mod host_tier;

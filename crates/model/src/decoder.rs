@@ -103,6 +103,21 @@ fn cuda_engine(
     }
 }
 
+/// Another engine on the GPUs of `engine`, with the same weights.
+#[cfg(feature = "cuda")]
+fn engine_beside(engine: &dyn Engine) -> Result<Box<dyn Engine>, DeviceFailure> {
+    let engine: &dyn Any = engine;
+    match engine.downcast_ref::<super::cuda::Cuda>() {
+        Some(engine) => Ok(Box::new(engine.beside()?)),
+        None => Err(DeviceFailure::new("only a GPU has several copies of a model")),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+fn engine_beside(_: &dyn Engine) -> Result<Box<dyn Engine>, DeviceFailure> {
+    Err(DeviceFailure::new("this build computes on the CPU only"))
+}
+
 #[cfg(not(feature = "cuda"))]
 fn cuda_engine(_: &Dimensions, _: &Weights, _: Vec<GpuShare>) -> Result<Box<dyn Engine>, LoadError> {
     Err(DeviceFailure::new("this build computes on the CPU only").into())
@@ -135,6 +150,16 @@ impl Decoder {
     /// As [`load`](Self::load).
     pub fn load_divided(dimensions: &Dimensions, weights: &Weights, shares: Vec<GpuShare>) -> Result<Self, LoadError> {
         Self::with_engine(dimensions, weights, |dimensions| cuda_engine(dimensions, weights, shares))
+    }
+
+    /// Makes a copy of this decoder that computes beside it on the same GPUs. Both share the weights; the copy keeps keys and values in
+    /// the memory of the GPU until it is told otherwise.
+    ///
+    /// # Errors
+    /// If it computes on the CPU, whose cores one decoder uses; if a GPU cannot be opened again, or has no memory left.
+    pub fn beside(&self) -> Result<Self, DeviceFailure> {
+        let engine = engine_beside(self.engine.as_ref())?;
+        Ok(Self { engine, dimensions: self.dimensions.clone(), kv: KvPlacement::Memory })
     }
 
     fn with_engine(

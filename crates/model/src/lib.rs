@@ -304,8 +304,16 @@ impl OpenModel {
             self.dimensions.check_weights(&self.id)?;
         }
         device.check(self.dimensions.config().layers)?;
-        let copy = |device| self.decoder(Placement { device, tokens });
-        let mut copies = device.copies()?.into_iter().map(copy).collect::<Result<VecDeque<Decoder>>>()?;
+        let mut copies: VecDeque<Decoder> = VecDeque::new();
+        let devices = device.copies()?;
+        for (number, device) in devices.iter().enumerate() {
+            // Copies on one GPU share its weights.
+            let first = devices[..number].iter().position(|known| known == device);
+            copies.push_back(match first {
+                Some(first) => copies[first].beside()?,
+                None => self.decoder(Placement { device: *device, tokens })?,
+            });
+        }
         let decoder = copies.pop_front().expect("a device holds at least one copy");
         if let Some(other) = copies.iter().find(|copy| copy.gpu() != decoder.gpu()) {
             let names = [decoder.gpu(), other.gpu()].map(|name| name.unwrap_or_default().to_owned());

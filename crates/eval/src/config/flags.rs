@@ -180,7 +180,7 @@ macro_rules! with_settings {
             ///
             /// With cuda:0,1 each GPU holds consecutive layers with their keys and values, as many as its free memory has room for. With
             /// cuda:all each GPU holds the whole model, and they run examples side by side; a model that does not fit one GPU is refused.
-            /// With cuda:all:4 each GPU holds four copies: a small model is evaluated faster. Records are those of one GPU, in the same order.
+            /// With cuda:all:4 each GPU runs four copies, which share weights: small models are evaluated faster. Records are those of one GPU.
             ///
             /// Example: --device cpu, --device cuda:1, --device cuda:0,1, --device cuda:all, --device cuda:all:4
             device: Given<Device> => Device = Device::Cpu,

@@ -41,15 +41,15 @@ pub fn gpu_needs(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result
             needs.push(GpuNeed { bytes: bytes_at(config, model, tokens, &share.layers), share });
         }
     }
-    Ok(of_each_gpu(needs))
+    Ok(of_each_gpu(needs, |layers| model.dimensions.weight_bytes_of(layers)))
 }
 
-/// What copies need together on each GPU, in the order of their first copies.
-fn of_each_gpu(needs: Vec<GpuNeed>) -> Vec<GpuNeed> {
+/// What copies need together on each GPU, in the order of their first copies. They share the weights, whose bytes `weights` gives.
+fn of_each_gpu(needs: Vec<GpuNeed>, weights: impl Fn(&Range<usize>) -> usize) -> Vec<GpuNeed> {
     let mut all: Vec<GpuNeed> = Vec::new();
     for need in needs {
         match all.iter_mut().find(|known| known.share.ordinal == need.share.ordinal) {
-            Some(known) => known.bytes = known.bytes.saturating_add(need.bytes),
+            Some(known) => known.bytes = known.bytes.saturating_add(need.bytes - weights(&need.share.layers)),
             None => all.push(need),
         }
     }
@@ -392,9 +392,11 @@ mod tests {
     }
 
     #[test]
-    fn copies_on_a_gpu_need_its_memory_together() {
+    fn copies_on_a_gpu_share_its_weights_and_need_the_rest_each() {
         let needs = [need(0, 3, Some(80)), need(1, 3, Some(40)), need(0, 3, Some(80)), need(1, 3, Some(40))];
-        assert_eq!(of_each_gpu(needs.to_vec()), [need(0, 6, Some(80)), need(1, 6, Some(40))]);
+        // The four layers of a copy have weights of a gigabyte, which both copies on a GPU share.
+        let weights = |layers: &Range<usize>| layers.len() * 250_000_000;
+        assert_eq!(of_each_gpu(needs.to_vec(), weights), [need(0, 5, Some(80)), need(1, 5, Some(40))]);
     }
 
     #[test]

@@ -15,10 +15,7 @@ impl Segment {
     /// Whether a step of few rows is launched without waiting for the device, because the host need not know which experts are chosen.
     pub(super) fn routes_on_device(&self) -> bool {
         let has_experts = |feed_forward: &FeedForward<Linear>| matches!(feed_forward, FeedForward::Experts { .. });
-        self.layers
-            .iter()
-            .zip(&self.experts)
-            .all(|(layer, tables)| tables.is_some() || !has_experts(&layer.feed_forward))
+        self.layers_and_experts().all(|(layer, tables)| tables.is_some() || !has_experts(&layer.feed_forward))
     }
 
     /// Adds the output of a layer's experts for the rows of `workspace.normed` to the residual stream.
@@ -35,7 +32,7 @@ impl Segment {
         self.apply(router, normed, rows, &mut own.logits, Into::Wide)?;
         let among_used = spec.weights == ExpertWeights::AmongUsed;
         self.gpu.route(&own.logits, rows, (spec.count, spec.used), among_used, &mut own.chosen, &mut own.weights)?;
-        let Some(tables) = self.experts[self.place_of(index)].as_ref().filter(|_| rows <= FEW_ROWS) else {
+        let Some(tables) = self.experts_of(index).filter(|_| rows <= FEW_ROWS) else {
             return self.pass_gathered(own, rows, experts, normed, x);
         };
         let routes = Routes { chosen: &own.chosen, weights: &own.weights, used: spec.used };

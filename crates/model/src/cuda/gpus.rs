@@ -69,14 +69,28 @@ impl Cuda {
         let load = |(number, (gpu, layers)): (usize, (Gpu, Range<usize>))| {
             Segment::load(dimensions, weights, gpu, Share { number, layers })
         };
-        let segments: Vec<Segment> = parts.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
-        Ok(Self {
-            dimensions: dimensions.clone(),
-            name: names(&of_gpus),
-            workspaces: Mutex::new(segments.iter().map(|_| None).collect()),
-            used: Mutex::default(),
-            segments,
-        })
+        let segments = parts.into_iter().enumerate().map(load).collect::<Result<_, _>>()?;
+        Ok(Self::of(dimensions.clone(), names(&of_gpus), segments))
+    }
+
+    /// A model that has computed nothing yet.
+    fn of(dimensions: Dimensions, name: String, segments: Vec<Segment>) -> Self {
+        let workspaces = Mutex::new(segments.iter().map(|_| None).collect());
+        Self { dimensions, name, workspaces, used: Mutex::default(), segments }
+    }
+
+    /// Makes a copy of the model on the same GPUs that computes beside this one. Both share the weights; all else is the copy's own.
+    ///
+    /// # Errors
+    /// If a device cannot be opened again, or has no memory left.
+    pub(crate) fn beside(&self) -> Result<Self, GpuError> {
+        let open = |segment: &Segment| Gpu::open(segment.gpu.ordinal());
+        let gpus: Vec<Gpu> = self.segments.iter().map(open).collect::<Result<_, _>>()?;
+        for pair in gpus.windows(2) {
+            pair[1].link(&pair[0])?;
+        }
+        let segments = self.segments.iter().zip(gpus).map(|(segment, gpu)| segment.beside(gpu));
+        Ok(Self::of(self.dimensions.clone(), self.name.clone(), segments.collect::<Result<_, _>>()?))
     }
 
     /// Returns the only segment.
@@ -292,7 +306,7 @@ impl Cuda {
             segment.gpu.download(&buffer, 0, &mut counters)?;
             picked.extend(counters);
             if let Some(buffer) = own.missed.take() {
-                let mut counters = vec![0u64; 2 * segment.layers.len()];
+                let mut counters = vec![0u64; 2 * segment.range.len()];
                 segment.gpu.download(&buffer, 0, &mut counters)?;
                 missed.extend(counters.chunks_exact(2).map(|pair| [pair[0], pair[1]]));
             }

@@ -31,17 +31,62 @@ pub(super) struct Segment {
     pub(super) gpu: Arc<Gpu>,
     /// The layers of the segment.
     pub(super) range: Range<usize>,
-    pub(super) layers: Vec<Layer<Linear, Buffer>>,
+    /// The weights, which copies of the model on the same GPU share.
+    weights: Arc<SegmentWeights>,
+    /// Room for [`GPU_PANEL`] dequantised weights, if some matrices are in blocks.
+    panel: Mutex<Option<Buffer>>,
+}
+
+/// The weights of a segment in the memory of its GPU. Nothing writes them after they were loaded.
+struct SegmentWeights {
+    layers: Vec<Layer<Linear, Buffer>>,
     /// `[vocab_size][hidden]`, if the segment begins the model, or ends it and the table is the output matrix.
     embedding: Option<Matrix>,
     /// What follows the last layer, if the segment ends the model.
     end: Option<End>,
-    /// Room for [`GPU_PANEL`] dequantised weights, if some matrices are in blocks.
-    panel: Mutex<Option<Buffer>>,
     /// The sink logits of each layer; empty if the model has none.
     sinks: Vec<Buffer>,
     /// The tables of each layer's experts, which point into `layers`.
-    pub(super) experts: Vec<Option<ExpertTables>>,
+    experts: Vec<Option<ExpertTables>>,
+}
+
+impl SegmentWeights {
+    /// Copies the weights of some layers to a GPU, converted to the storage type.
+    fn load(dimensions: &Dimensions, weights: &Weights, gpu: &Gpu, range: &Range<usize>) -> Result<Self, LoadFailure> {
+        let (begins, ends) = (range.start == 0, range.end == dimensions.config.layers);
+        let dtype = dimensions.storage.weights;
+        // Dequantised panels are in the storage type.
+        let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
+        let (config, source) = (&dimensions.config, ToDevice { checkpoint, gpu });
+        let embedding = match begins || ends && config.tie_word_embeddings {
+            true => Some(load_embedding(config, &source)?),
+            false => None,
+        };
+        let head = if ends { load_head(config, &source)? } else { None };
+        let layers = load_layers(config, &source, range.clone())?;
+        let end = match ends {
+            true => Some(End { norm: load_final_norm(config, &source)?, head }),
+            false => None,
+        };
+        let specs = range.clone().map(|layer| dimensions.layer_specs().layer(layer));
+        let sinks = specs.filter_map(|spec| spec.sinks.as_ref());
+        let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
+        let experts = ExpertTables::of_layers(gpu, &layers, storage(dimensions.dtype()))?;
+        Ok(Self { layers, embedding, end, sinks, experts })
+    }
+}
+
+/// Reserves room for [`GPU_PANEL`] dequantised weights, if some matrices of the model are in blocks.
+fn panel(dimensions: &Dimensions, gpu: &Gpu) -> Result<Option<Buffer>, GpuError> {
+    let bytes = dimensions.storage.kv.bytes() * GPU_PANEL;
+    dimensions.blocks().map(|_| gpu.alloc(bytes)).transpose()
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // Weights are freed on the stream that they were loaded on, for which other streams do not wait. After an error nothing reads them.
+        let _ = self.gpu.synchronize();
+    }
 }
 
 /// What follows the last layer.
@@ -114,41 +159,35 @@ impl Segment {
         share: Share,
     ) -> Result<Self, LoadFailure> {
         let Share { number, layers: range } = share;
-        let (begins, ends) = (range.start == 0, range.end == dimensions.config.layers);
-        let dtype = dimensions.storage.weights;
-        // Dequantised panels are in the storage type.
-        let checkpoint = Checkpoint { weights, dtype, keeps_blocks: dimensions.blocks().is_some(), blocks_fit: dtype };
-        let (config, source) = (&dimensions.config, ToDevice { checkpoint, gpu: &gpu });
-        let embedding = match begins || ends && config.tie_word_embeddings {
-            true => Some(load_embedding(config, &source)?),
-            false => None,
-        };
-        let head = if ends { load_head(config, &source)? } else { None };
-        let layers = load_layers(config, &source, range.clone())?;
-        let end = match ends {
-            true => Some(End { norm: load_final_norm(config, &source)?, head }),
-            false => None,
-        };
-        let specs = range.clone().map(|layer| dimensions.layer_specs().layer(layer));
-        let sinks = specs.filter_map(|spec| spec.sinks.as_ref());
-        let sinks = sinks.map(|sinks| gpu.upload(sinks)).collect::<Result<_, _>>()?;
-        let panel = match dimensions.blocks() {
-            Some(_) => Some(gpu.alloc(dimensions.storage.kv.bytes() * GPU_PANEL)?),
-            None => None,
-        };
-        let experts = ExpertTables::of_layers(&gpu, &layers, storage(dimensions.dtype()))?;
-        Ok(Self {
-            dimensions: dimensions.clone(),
-            number,
-            gpu: Arc::new(gpu),
-            range,
-            layers,
-            embedding,
-            end,
-            panel: Mutex::new(panel),
-            sinks,
-            experts,
-        })
+        let weights = SegmentWeights::load(dimensions, weights, &gpu, &range)?;
+        let panel = Mutex::new(panel(dimensions, &gpu)?);
+        let (dimensions, gpu, weights) = (dimensions.clone(), Arc::new(gpu), Arc::new(weights));
+        Ok(Self { dimensions, number, gpu, range, weights, panel })
+    }
+
+    /// Makes a segment with the same weights, which computes beside this one. `gpu` is the same device, with a stream of its own.
+    pub(super) fn beside(&self, gpu: Gpu) -> Result<Self, GpuError> {
+        assert_eq!(gpu.ordinal(), self.gpu.ordinal(), "weights are shared on one GPU");
+        // Weights were uploaded on this segment's stream, for which the other one does not wait.
+        self.gpu.synchronize()?;
+        let (dimensions, range, weights) = (self.dimensions.clone(), self.range.clone(), self.weights.clone());
+        let panel = Mutex::new(panel(&dimensions, &gpu)?);
+        Ok(Self { dimensions, number: self.number, gpu: Arc::new(gpu), range, weights, panel })
+    }
+
+    /// Returns the layer with this number.
+    pub(super) fn layer(&self, index: usize) -> &Layer<Linear, Buffer> {
+        &self.weights.layers[self.place_of(index)]
+    }
+
+    /// Returns the layers of the segment, each with the tables of its experts.
+    pub(super) fn layers_and_experts(&self) -> impl Iterator<Item = (&Layer<Linear, Buffer>, Option<&ExpertTables>)> {
+        self.weights.layers.iter().zip(self.weights.experts.iter().map(Option::as_ref))
+    }
+
+    /// Returns the tables of a layer's experts, if it has any.
+    pub(super) fn experts_of(&self, index: usize) -> Option<&ExpertTables> {
+        self.weights.experts[self.place_of(index)].as_ref()
     }
 
     /// Returns the place of a layer within the segment.
@@ -158,7 +197,7 @@ impl Segment {
 
     /// Returns the embedding table, if the segment begins the model.
     fn table(&self) -> Option<&Matrix> {
-        self.embedding.as_ref().filter(|_| self.range.start == 0)
+        self.weights.embedding.as_ref().filter(|_| self.range.start == 0)
     }
 
     /// Returns the weights of the final norm, and the output matrix.
@@ -166,8 +205,9 @@ impl Segment {
     /// # Panics
     /// If the segment does not end the model.
     pub(super) fn end(&self) -> (&Buffer, &Matrix) {
-        let End { norm, head } = self.end.as_ref().expect("the last segment has the end of the model");
-        let head = head.as_ref().or(self.embedding.as_ref());
+        let SegmentWeights { end, embedding, .. } = &*self.weights;
+        let End { norm, head } = end.as_ref().expect("the last segment has the end of the model");
+        let head = head.as_ref().or(embedding.as_ref());
         (norm, head.expect("the last segment has the embedding if that is the output matrix"))
     }
 
@@ -187,7 +227,7 @@ impl Segment {
 
     /// Returns the number of counters of what the device selects for a sequence.
     pub(super) fn counters(&self) -> usize {
-        self.layers.len() * (self.config.kv_heads + self.config.heads + 1)
+        self.range.len() * (self.config.kv_heads + self.config.heads + 1)
     }
 
     /// Returns the norms of query and key heads, which are applied where heads are rotated.
@@ -199,7 +239,7 @@ impl Segment {
     /// Returns what a layer's attention has beyond a plain softmax of scaled products.
     pub(super) fn rule(&self, layer: usize) -> LayerRule<'_> {
         let spec = self.layer_specs().layer(layer);
-        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.sinks.get(self.place_of(layer)) }
+        LayerRule { window: spec.window, soft_cap: spec.soft_cap, sinks: self.weights.sinks.get(self.place_of(layer)) }
     }
 
     /// Returns the number of a layer's RoPE table; 0 if the layer is not rotated.
@@ -313,7 +353,7 @@ impl Segment {
         first: usize,
         attend: impl FnOnce(&mut Workspace, &Layer<Linear, Buffer>) -> Result<(), E>,
     ) -> Result<(), E> {
-        let layer = &self.layers[self.place_of(index)];
+        let layer = self.layer(index);
         self.norm(workspace, 0, rows, layer.attention_norm.as_ref(), index, first)?;
         self.apply(&layer.qkv, &workspace.normed, rows, &mut workspace.qkv, Into::Narrow)?;
         self.norm_all_heads(workspace, rows, layer)?;
@@ -481,7 +521,7 @@ impl Segment {
         index: usize,
         angles: &[StepAngles],
     ) -> Result<(), GpuError> {
-        let (c, layer) = (&self.config, &self.layers[self.place_of(index)]);
+        let (c, layer) = (&self.config, self.layer(index));
         let ((width, stacked), storage, eps) = (self.widths(), self.storage(), c.rms_norm_eps as f32);
         let Workspace { x, normed, broken, ahead, positions, inverse, .. } = workspace;
         // The layer before has checked its input with the same mark.

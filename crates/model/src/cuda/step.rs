@@ -180,17 +180,17 @@ impl Segment {
             None => (None, None, None, Vec::new(), self.empty_caches(stream)?, Vec::new()),
         };
         let needed = held + stream.tokens.len();
-        let tail = Tail::of(&self.gpu, self.shape(), self.layers.len(), tail, held, needed)?;
+        let tail = Tail::of(&self.gpu, self.shape(), self.range.len(), tail, held, needed)?;
         let picked = match (picked, stream.fork.selects_on_device()) {
             (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
             (picked, _) => picked,
         };
         let missed = match (missed, compares(stream)) {
-            (None, true) => Some(self.gpu.alloc(size_of::<[u64; 2]>() * self.layers.len())?),
+            (None, true) => Some(self.gpu.alloc(size_of::<[u64; 2]>() * self.range.len())?),
             (missed, _) => missed,
         };
         if stream.fork.selects_on_device() {
-            kept.resize_with(self.layers.len(), TokenLists::default);
+            kept.resize_with(self.range.len(), TokenLists::default);
         }
         let holding = self.hold(stream, holding)?;
         Ok(SequenceKv { tail, picked, missed, kept, cached, held: holding })
@@ -224,7 +224,7 @@ impl Segment {
         mut held: Vec<Option<HeldTokens>>,
     ) -> Result<Vec<Option<HeldTokens>>, GpuError> {
         let total = stream.fork.tokens() + stream.tokens.len();
-        held.resize_with(self.layers.len(), || None);
+        held.resize_with(self.range.len(), || None);
         for (layer, held) in self.range.clone().zip(&mut held) {
             let Some((form, index)) = stream.fork.device_form(layer) else { continue };
             match held {
@@ -238,7 +238,7 @@ impl Segment {
 
     /// Uploads where the rows' keys and values go at every layer.
     pub(super) fn send_places(&self, workspace: &mut Workspace, streams: &[Stream<'_>]) -> Result<(), GpuError> {
-        let mut places: Vec<Vec<Place>> = vec![Vec::new(); self.layers.len()];
+        let mut places: Vec<Vec<Place>> = vec![Vec::new(); self.range.len()];
         for stream in streams {
             let (prefix, held) = (stream.fork.prefix().tokens(), stream.fork.tokens());
             let tail = self.tail_of(stream);
@@ -255,7 +255,7 @@ impl Segment {
 
     /// Returns a stream's tail on this GPU.
     fn tail_of<'s>(&self, stream: &'s Stream<'_>) -> kernels::Tail<'s> {
-        sequence_kv(stream.fork, self.number).tail.view(self.shape(), self.layers.len())
+        sequence_kv(stream.fork, self.number).tail.view(self.shape(), self.range.len())
     }
 
     /// Computes the layers of a step in which tokens are selected.
@@ -384,7 +384,7 @@ impl Segment {
     ) -> Result<(Vec<Prepared>, Vec<usize>), GpuError> {
         let c = &self.config;
         let mut different: Vec<Vec<StaticTokens>> = Vec::new();
-        let mut attention_of = Vec::with_capacity(self.layers.len());
+        let mut attention_of = Vec::with_capacity(self.range.len());
         for layer in self.range.clone() {
             let static_tokens = |stream: &mut Stream<'_>| match stream.fork.begin_step(layer) {
                 LayerStep::StaticOnly(step) => step.finish(c.heads),
