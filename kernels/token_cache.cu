@@ -1,10 +1,8 @@
 // Gives selected tokens slots in a cache in device memory, and copies those that the cache lacks from host memory. The least recently used
 // tokens are evicted. What a cache holds depends only on the selections, not on the order in which threads run.
-#include "picks.cuh"
+#include "slots.cuh"
 #include "token_cache.cuh"
 
-// Slots last used fewer than this many steps ago are ordered by age; older ones count as equally old. One bin for each thread.
-constexpr uint32_t AGES = THREADS;
 // The slot of a token that will get one in this step.
 constexpr uint32_t PENDING = ~0u;
 // Threads of a block that copies, and pieces that each loads before it writes the first.
@@ -17,7 +15,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_
                                                                    uint32_t lists_each, const TokenCache cache) {
     __shared__ uint32_t shared[33];
     __shared__ uint32_t ages[AGES];
-    __shared__ uint32_t oldest_taken, older;
     const uint64_t kv_head = blockIdx.x;
     uint32_t* slot_of = cache.slot_of + kv_head * cache.tokens;
     uint32_t* token_in = cache.token_in + kv_head * cache.slots;
@@ -66,40 +63,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) place_tokens(const uint32_
     }
     if (missing == 0) return;
 
-    // The age down to which all slots are taken, and how many older ones there are. A slot that was never used counts as oldest.
-    const auto age_of = [&](uint32_t slot) { return used_in[slot] == 0 ? AGES - 1 : min(now - used_in[slot], AGES - 1); };
-    ages[threadIdx.x] = 0;
-    __syncthreads();
-    for (uint32_t slot = threadIdx.x; slot < cache.slots; slot += THREADS) {
-        const uint32_t age = age_of(slot);
-        if (age > 0) atomicAdd(&ages[age], 1);
-    }
-    __syncthreads();
-    const uint32_t age = AGES - 1 - threadIdx.x, here = ages[age];
-    uint32_t all;
-    const uint32_t before = block_scan(here, shared, all);
-    if (before < missing && before + here >= missing) oldest_taken = age, older = before;
-    __syncthreads();
-
-    // Of the slots of that age, the first are taken.
-    uint32_t above = 0, equal = 0;
-    for (uint32_t start = 0; start < cache.slots; start += THREADS) {
-        const uint32_t slot = start + threadIdx.x;
-        const uint32_t own_age = slot < cache.slots ? age_of(slot) : 0;
-        const bool is_older = own_age > oldest_taken, is_equal = own_age == oldest_taken;
-        uint32_t total;
-        const uint32_t ahead = block_scan(is_older ? 1u << 16 : is_equal ? 1u : 0u, shared, total);
-        const uint32_t place = is_older ? above + (ahead >> 16) : older + equal + (ahead & 0xffffu);
-        if (is_older || is_equal && place < missing) {
-            const uint32_t token = to_fetch[place].x, evicted = token_in[slot];
-            if (evicted != 0) slot_of[evicted - 1] = 0;
-            token_in[slot] = token + 1;
-            used_in[slot] = now;
-            slot_of[token] = slot + 1;
-            to_fetch[place].y = slot;
-        }
-        above += total >> 16, equal += total & 0xffffu;
-    }
+    count_ages(used_in, cache.slots, now, ages);
+    take_oldest(used_in, cache.slots, now, missing, ages, shared, [&](uint32_t place, uint32_t slot) {
+        const uint32_t token = to_fetch[place].x, evicted = token_in[slot];
+        if (evicted != 0) slot_of[evicted - 1] = 0;
+        token_in[slot] = token + 1;
+        used_in[slot] = now;
+        slot_of[token] = slot + 1;
+        to_fetch[place].y = slot;
+    });
 }
 
 // Keys and values, `[kv_head][stride]` in pieces of 16 bytes.

@@ -12,6 +12,8 @@ mod copies;
 mod golden_model;
 #[path = "gpu/host_tier.rs"]
 mod host_tier;
+#[path = "gpu/key_cache.rs"]
+mod key_cache;
 #[path = "gpu/several.rs"]
 mod several;
 #[path = "gpu/token_cache.rs"]

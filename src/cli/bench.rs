@@ -118,6 +118,12 @@ impl BenchArgs {
                 "add --device cuda, or leave --kv-tier out",
             );
         }
+        if self.kv_memory.is_some() && !(self.kv_tier == BenchTier::Host && what == What::Decode) {
+            return refused(
+                "--kv-memory applies to `bench decode` with keys and values in host memory",
+                "add --kv-tier host, or leave --kv-memory out",
+            );
+        }
         let reads_rows = what == What::Prefill && self.layers.is_none();
         let takes_several = of_steps || on_gpu && reads_rows;
         if self.last.is_some() && !reads_rows {
@@ -221,6 +227,7 @@ impl BenchArgs {
             op: self.op(),
             device,
             tier: self.tier(),
+            cached: self.kv_memory.map(|memory| memory.0),
             shape: if privacy::is_left_out() { privacy::name_of_source(shape) } else { shape.to_owned() },
             methods: self.configured()?,
             peers: self.started(&dimensions, &contexts, reads_whole)?,
@@ -301,6 +308,9 @@ impl BenchArgs {
         if let Some(method) = methods.iter().find(|method| method.method.attends_on_host()) {
             self.check_attending_on_host(method)?;
         }
+        if let Some(method) = methods.iter().find(|method| method.method.offloads()) {
+            self.check_offloading(method)?;
+        }
         if let Some(method) = methods.iter().find(|method| !method.method.counts_costs()) {
             let what = format!(
                 "method `{}` runs in another process: nobody counts its work, and pipes take its time",
@@ -326,6 +336,16 @@ impl BenchArgs {
             return Err(UsageError::new(what).hint("leave --batch out, or use `bench attention`"));
         }
         Ok(())
+    }
+
+    /// Refuses a method that keeps tokens in caches of a GPU if it would not do so in this benchmark on a GPU.
+    fn check_offloading(&self, method: &Configured) -> Result<(), UsageError> {
+        let is_timed = matches!(self.what, What::Attention | What::Decode);
+        if self.device()? == Device::Cpu || !is_timed || self.kv_memory.is_some() {
+            return Ok(());
+        }
+        let what = format!("method `{}` keeps some of what is in host memory in caches of the GPU", method.label());
+        Err(UsageError::new(what).hint("use `bench decode` with --kv-tier host --kv-memory 2G; or leave offload out"))
     }
 
     /// Starts the peers' script, if it was requested.
@@ -382,6 +402,7 @@ impl BenchArgs {
                 },
                 "device": self.device,
                 "kv_tier": self.kv_tier.name(),
+                "kv_memory": self.kv_memory.map(|memory| memory.to_string()),
                 "dtype": self.dtype,
                 "matmul_precision": self.matmul_precision,
                 "contexts": plan.contexts,

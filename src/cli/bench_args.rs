@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 use super::numbers;
 use super::run_flags::{QuietFlag, ThreadsFlag};
+use spattn_eval::config::kv_tier::KvMemory;
 
 /// What is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -149,6 +150,13 @@ pub struct BenchArgs {
     /// Example: bench decode --device cuda --kv-tier host
     #[arg(long, value_name = "TIER", value_enum, default_value = "memory")]
     pub(super) kv_tier: BenchTier,
+
+    /// GPU memory in which each method keeps what it fetches of a sequence from host memory, in bytes (K, M, G: of 1,024); nothing if not
+    /// given
+    ///
+    /// Example: bench decode --device cuda --kv-tier host --kv-memory 2G -m hip:offload=true
+    #[arg(long, value_name = "SIZE", value_parser = numbers::kv_memory, allow_negative_numbers = true)]
+    pub(super) kv_memory: Option<KvMemory>,
 
     /// Timed turns of each method; an interval needs six
     ///

@@ -8,6 +8,7 @@ use spattn_attention::kv::MOST_TOKENS;
 use spattn_base::error::UsageError;
 use spattn_eval::config::bounds::{MOST_SAMPLES, whole};
 pub(super) use spattn_eval::config::bounds::{seed, threads, tokens};
+use spattn_eval::config::kv_tier::KvMemory;
 use spattn_eval::plan::sharding::MOST_SHARDS;
 
 /// The number of examples for each task and length.
@@ -32,6 +33,11 @@ pub(super) fn check_threads_variable() -> Result<(), UsageError> {
             Err(what) => Err(UsageError::new(format!("{NAME}={said}: {what}")).hint("leave it out, or use --threads")),
         },
     }
+}
+
+/// The memory for what a GPU keeps of a KV cache in host memory.
+pub(super) fn kv_memory(text: &str) -> Result<KvMemory, String> {
+    text.parse().map_err(|error: UsageError| error.hint.unwrap_or(error.what))
 }
 
 /// The number of shards of a sweep.

@@ -180,16 +180,27 @@ const AHEAD: [&str; 4] = [
     "double_sparsity:kind=random,channels=d,k=16,offload=true,dense_layers=0",
 ];
 
-/// Returns the logits after each step, in which every method has as many rows as `steps` says, and the sequences.
+/// Returns the logits after each step, in which every method has as many rows as `steps` says, and the sequences. All tokens are those of a
+/// prompt.
 pub(super) fn stepped(
     golden: &Golden,
     methods: &[Configured],
     prefix: usize,
     steps: &[usize],
 ) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
+    stepped_beyond(golden, methods, (prefix, golden.prompt.len()), steps)
+}
+
+/// Like [`stepped`]; tokens after the first `prompt` count as generated.
+pub(super) fn stepped_beyond(
+    golden: &Golden,
+    methods: &[Configured],
+    (prefix, prompt): (usize, usize),
+    steps: &[usize],
+) -> (Vec<Vec<Vec<f32>>>, Vec<Sequence>) {
     let (decoder, n) = (&golden.decoder, golden.prompt.len());
     let read = decoder.prefill(&golden.prompt[..prefix], n).unwrap().prefix;
-    let mut indexes = IndexCache::new(read, decoder.dtype(), 0).with_prompt(n);
+    let mut indexes = IndexCache::new(read, decoder.dtype(), 0).with_prompt(prompt);
     let mut forks: Vec<Sequence> =
         methods.iter().map(|method| indexes.fork(method, false).unwrap().counting_misses()).collect();
     let (mut logits, mut at) = (Vec::new(), prefix);

@@ -35,6 +35,7 @@ pub use decode::layer_step::{
     AttendedPart, DataIndependentStep, DeviceSelectStep, HostStep, LayerStep, PartStep, SelectionSite, StaticStep,
 };
 pub use decode::sequence::Sequence;
+pub use decode::sequence_costs::CacheHits;
 pub use decode::start::StartError;
 pub use decode::timing::{AttentionTime, IndexTime};
 pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};

@@ -175,6 +175,12 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
+    /// Whether a device that reads the prefix from host memory is to keep what it scores and attends in caches of its own. A run on a device
+    /// without such caches is refused; what is selected is the same with and without them. Default false: the run decides.
+    fn offloads(&self) -> bool {
+        false
+    }
+
     /// Takes the codes that a device made of the queries of the next step, for the group of a KV head. [`select`](Self::select) then looks
     /// up tokens by these codes instead of hashing the queries itself. Does nothing by default.
     fn take_codes(&self, _state: &mut Self::State, _codes: &[u16]) {}
@@ -446,6 +452,8 @@ pub trait AnyMethod: Send + Sync {
     fn selects_ahead(&self) -> bool;
     /// See [`Method::attends_on_host`].
     fn attends_on_host(&self) -> bool;
+    /// See [`Method::offloads`].
+    fn offloads(&self) -> bool;
     /// See [`Method::take_codes`].
     fn take_codes(&self, state: &mut dyn Any, codes: &[u16]);
     /// See [`Method::device_form`].
@@ -541,6 +549,9 @@ impl<M: Method> AnyMethod for M {
     }
     fn attends_on_host(&self) -> bool {
         Method::attends_on_host(self)
+    }
+    fn offloads(&self) -> bool {
+        Method::offloads(self)
     }
     fn take_codes(&self, state: &mut dyn Any, codes: &[u16]) {
         Method::take_codes(self, state.downcast_mut().expect(OWN), codes);

@@ -53,6 +53,11 @@ impl FetchedTokens {
         Ok(())
     }
 
+    /// Whether there are copies, or they are under way.
+    pub(super) fn is_there(&self) -> bool {
+        self.progress != Progress::Nothing
+    }
+
     /// Makes all work that is enqueued from now on wait for copies that are under way.
     pub(super) fn wait(&mut self, gpu: &Gpu) -> Result<(), GpuError> {
         if let (Progress::UnderWay, Some([_, copied])) = (self.progress, &self.events) {

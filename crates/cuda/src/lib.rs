@@ -28,6 +28,7 @@ mod hamming_top_k;
 mod heavy_hitters;
 mod host_device_vec;
 mod kernel;
+mod key_cache;
 mod labels;
 mod launch;
 mod maps;
@@ -82,6 +83,7 @@ pub use forms::{RowMoments, forms_fit};
 pub use hamming_top_k::Nearest;
 pub use heavy_hitters::{HeldList, HeldSizes, HeldTokens, HoldingPrefix, HoldingRow, HoldingWorkspace};
 pub use host_device_vec::HostDeviceVec;
+pub use key_cache::{HeldKey, KeyCache, KeyCacheShape};
 pub use labels::{ChannelLists, CodeRounding, LabelCodes};
 pub use launch::{
     Cache, Columns, EmbeddingTable, FiniteCheck, Gate, Into, Norms, Place, Positions, QueryGrowth, RmsNorm, Rotation,
@@ -100,7 +102,7 @@ pub use tail::{TailRow, TailRows};
 pub use timeline::Timeline;
 pub use token_cache::{TokenCache, TokenCacheShape};
 pub use token_lists::{TokenList, TokenListLayout, TokenLists};
-pub use tree::{Tree, TreeTails, TreeWorkspace};
+pub use tree::{SearchedKeys, Tree, TreeTails, TreeWorkspace};
 
 /// A compiled file of `kernels/`.
 struct Module {

@@ -173,6 +173,22 @@ impl TokenLists {
         Ok(())
     }
 
+    /// Whether the tokens were [fetched](Gpu::fetch_tokens), so that attention reads the copies.
+    pub fn has_copies(&self) -> bool {
+        self.fetched.is_there()
+    }
+
+    /// Takes over the fetched copies of equal lists, which then have none. Memory changes hands too, so nothing is copied.
+    ///
+    /// # Panics
+    /// If the lists differ in number or length, or either has several rows.
+    pub fn take_copies(&mut self, from: &mut Self) {
+        let of = |lists: &Self| (lists.rows, lists.layout.lists, lists.layout.most);
+        assert!(of(self) == of(from) && self.rows == 1, "lists {:?} take the copies of {:?}", of(self), of(from));
+        assert!(!self.has_copies(), "the lists have copies already");
+        std::mem::swap(&mut self.fetched, &mut from.fetched);
+    }
+
     /// A position above all tokens.
     pub fn end(&self) -> usize {
         self.ends.iter().copied().max().unwrap_or(0)

@@ -5,6 +5,7 @@ use std::ops::Range;
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 
 use super::host_device_vec::HostDeviceVec;
+use super::key_cache::{DeviceKeyCache, KeyCache, ROUNDS};
 use super::launch::Cache;
 use super::queries::{Pages, Queries};
 use super::scores::Scores;
@@ -18,8 +19,6 @@ const BRANCHES: usize = 64;
 const TILE_QUERIES: usize = 16;
 /// Threads of a block that writes tokens.
 const WRITERS: u32 = 1024;
-/// The most rounds of a search.
-const ROUNDS: usize = 32;
 /// Bytes of a span of blocks of keys.
 const SPAN_BYTES: usize = 8;
 
@@ -56,6 +55,17 @@ fn rounds(blocks: usize, keep: usize) -> u32 {
         true => blocks.div_ceil(keep.max(1)).next_power_of_two().trailing_zeros(),
         false => 0,
     }
+}
+
+/// The keys that a search scores.
+#[derive(Debug, Clone, Copy)]
+pub struct SearchedKeys<'a> {
+    /// Keys of the prefix.
+    pub prefix: &'a Cache<'a>,
+    /// The candidates of rows after the prefix, if there are any.
+    pub tails: Option<TreeTails<'a>>,
+    /// A cache of keys of the prefix, which is in host memory.
+    pub cached: Option<&'a KeyCache>,
 }
 
 /// Candidates of rows after the prefix.
@@ -135,32 +145,53 @@ pub struct TreeWorkspace {
     spans: [Option<Buffer>; 2],
     /// How many keys were scored, for each list and round; zero between searches.
     scored: Option<Buffer>,
+    /// How many of these were found in a key cache; zero between searches.
+    found: Option<Buffer>,
+    /// Room for the keys that a search with a key cache reads over the bus.
+    staged: Option<Buffer>,
     scores: Scores,
     kept: TokenLists,
     /// The rows' candidates, if some follow the prefix.
     rows: HostDeviceVec<u64>,
 }
 
+impl TreeWorkspace {
+    /// Reserves what a search with `lists` lists needs beside, to read through a key cache. Returns the cache for candidates that begin
+    /// with token `first`, and the address of the counts of keys found.
+    fn begin_cached(
+        &mut self,
+        gpu: &Gpu,
+        cache: &KeyCache,
+        lists: usize,
+        first: usize,
+    ) -> Result<(DeviceKeyCache, u64), GpuError> {
+        let found = gpu.reserved(&mut self.found, 4 * lists * ROUNDS)?.address(0, 4 * lists * ROUNDS);
+        let staged = gpu.reserved(&mut self.staged, cache.shape().staged_bytes())?;
+        Ok((cache.on_device(first, staged), found))
+    }
+}
+
 impl Gpu {
     /// Searches for key blocks with the queries of each row, and writes their tokens to `lists`, which must have room for them: by
     /// query head, or by KV head, whose query heads then search together. `keeps` has the number of blocks that are kept for each
     /// row. The lists' [entries](crate::TokenListLayout::counted) are the keys that were scored. A row's candidates are those of the
-    /// tree, followed by those of `tails`.
+    /// tree, followed by those of the tails. With a key cache, keys of the prefix are read through it, for all rows.
     ///
     /// # Errors
     /// [`GpuError`].
     ///
     /// # Panics
-    /// If a buffer is too small.
+    /// If a buffer is too small, or the key cache is of another prefix.
     pub fn search_tree(
         &self,
         queries: &Queries<'_>,
-        keys: &Cache<'_>,
-        (tree, tails): (&Tree, Option<TreeTails<'_>>),
+        searched_keys: &SearchedKeys<'_>,
+        tree: &Tree,
         keeps: &HostDeviceVec<u32>,
         lists: &mut TokenLists,
         workspace: &mut TreeWorkspace,
     ) -> Result<(), GpuError> {
+        let &SearchedKeys { prefix: keys, tails, cached } = searched_keys;
         let (rows, d, storage, heads) = (keeps.numbers().len(), keys.d, keys.storage, queries.heads);
         let count = lists.lists();
         assert!(
@@ -177,6 +208,12 @@ impl Gpu {
             d.is_multiple_of(8) && d <= 256 && heads.is_multiple_of(keys.kv_heads),
             "the kernel does not support {heads} query heads of {d} channels"
         );
+        let is_of_prefix = |cache: &KeyCache| {
+            let of = cache.shape();
+            let alike = (of.kv_heads, of.d, of.storage) == (keys.kv_heads, d, storage);
+            alike && tails.map_or(tree.tokens.end <= of.tokens, |tails| tails.prefix_tokens == of.tokens)
+        };
+        assert!(cached.is_none_or(is_of_prefix), "a cache of another prefix: {cached:?}");
         let lengths: Vec<usize> = match tails {
             Some(TreeTails { ends, keys, prefix_tokens }) => {
                 assert!(
@@ -211,8 +248,11 @@ impl Gpu {
             self.reserve(spans, SPAN_BYTES * (rows * count * columns).max(1))?;
         }
         self.reserve(&mut workspace.scored, 4 * rows * count * ROUNDS)?;
-        let TreeWorkspace { spans: [Some(first), Some(second)], scored: Some(scored), scores, kept, rows: table } =
-            workspace
+        let cache = cached.map(|cache| workspace.begin_cached(self, cache, rows * count, tree.tokens.start));
+        let (cache, found) = cache.transpose()?.unzip();
+        let TreeWorkspace {
+            spans: [Some(first), Some(second)], scored: Some(scored), scores, kept, rows: table, ..
+        } = workspace
         else {
             unreachable!("the workspace's buffers were reserved above")
         };
@@ -234,9 +274,10 @@ impl Gpu {
         let (of_keeps, stride, span_most) = (keeps.address(0..rows), scores.stride() as u64, columns as u32);
         let lanes = d.next_power_of_two().max(64) / 8;
         let queries_of_list = if shared == 1 { group as usize } else { 1 };
+        let through = if cache.is_some() { "_cached" } else { "" };
         let name = match storage.fits_tiles(d) && queries_of_list <= TILE_QUERIES {
-            true => format!("branches_tiles_{}_{d}", storage.name()),
-            false => format!("branches_{}_{lanes}", storage.name()),
+            true => format!("branches_tiles{through}_{}_{d}", storage.name()),
+            false => format!("branches{through}_{}_{lanes}", storage.name()),
         };
         let branches = self.function("tree_search", &name)?;
         let slots = Pages { tokens: 0..columns, size: 1 };
@@ -245,7 +286,8 @@ impl Gpu {
         for round in 0..last.unwrap_or(0) {
             let [kept_at, _] = kept.addresses(0);
             let (known, kept_most) = (if round == 0 { 0u64 } else { kept_at }, kept.most() as u32);
-            let (to, of_round) = (scores.address(), scored + 4 * u64::from(round));
+            let at_round = |counts: u64| counts + 4 * u64::from(round);
+            let (to, of_round, found_of_round) = (scores.address(), at_round(scored), found.map(at_round));
             let mut launch = self.launch(&branches);
             launch.arg(&list).arg(&from).arg(&row_stride).arg(&group).arg(&shared).arg(&own_keys).arg(&head_stride);
             launch
@@ -258,9 +300,12 @@ impl Gpu {
                 .arg(&kept_most)
                 .arg(&after);
             launch.arg(&span_most).arg(&to).arg(&stride).arg(&of_round);
+            if let (Some(cache), Some(found)) = (&cache, &found_of_round) {
+                launch.arg(cache).arg(&round).arg(found);
+            }
             let grid = (columns.div_ceil(BRANCHES) as u32, count as u32, rows as u32);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: queries, keys, spans, kept blocks and scores are as long as checked and reserved above.
+            // SAFETY: queries, keys, spans, kept blocks and scores are as long as checked and reserved above. A cache is that of the prefix.
             unsafe { launch.launch(grid) }.map_err(failed("searching"))?;
             self.top_pages(scores, (keeps, None), 0, &slots, kept)?;
             std::mem::swap(&mut before, &mut after);
@@ -278,10 +323,19 @@ impl Gpu {
             .arg(&kept_at)
             .arg(&kept_most)
             .arg(&first);
+        let (found, hits) = (found.unwrap_or(0), cache.map_or(0, |cache| cache.hits));
+        let lists_each = (count / keys.kv_heads) as u32;
         launch.arg(&tokens).arg(&token_most).arg(&counts).arg(&scored).arg(&entries);
+        launch.arg(&found).arg(&hits).arg(&lists_each);
         let grid =
             LaunchConfig { grid_dim: (count as u32, rows as u32, 1), block_dim: (WRITERS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: spans, kept blocks and lists are as long as checked and reserved above.
-        unsafe { launch.launch(grid) }.map_err(failed("searching"))
+        unsafe { launch.launch(grid) }.map_err(failed("searching"))?;
+        match (cached, &cache) {
+            (Some(cached), Some(cache)) if last.is_some_and(|rounds| rounds > 0) => {
+                self.keep_staged(cached.shape(), cache)
+            }
+            _ => Ok(()),
+        }
     }
 }

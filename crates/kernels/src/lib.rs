@@ -44,6 +44,9 @@ pub const GPU_FETCH_STEP: usize = 256;
 /// Bytes that a slot of a GPU's token cache takes besides a key and a value. Kept here for builds without a GPU.
 pub const GPU_SLOT_BYTES: usize = 16;
 
+/// Bytes of counters that a GPU's key cache has for each KV head: one for each round of a search, and four more. Kept here as above.
+pub const GPU_KEY_CACHE_BYTES: usize = 32 * size_of::<u32>() + 2 * size_of::<u32>() + size_of::<u64>();
+
 /// The widest head, and the most outputs per head, that GPU kernels for learned maps support.
 pub const GPU_WIDEST: usize = 128;
 

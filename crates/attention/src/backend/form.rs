@@ -56,6 +56,11 @@ pub trait DeviceForm: DeviceLaunch + Send + Sync {
         self.shape_reasons(shape).is_empty()
     }
 
+    /// Whether selection reads keys of the prefix one by one, so that the device can cache those that it reads often. Default false.
+    fn scores_keys(&self) -> bool {
+        false
+    }
+
     /// Number of generated tokens that attend one selection before the next is made; the engine keeps the selection for that long.
     fn refresh(&self) -> usize {
         1
@@ -111,4 +116,9 @@ pub trait DeviceForm: DeviceLaunch + Send + Sync {
 
     /// Upper bound of the device memory of one row's token lists, in bytes; layers reuse them.
     fn list_bytes(&self, prefix: &PromptShape) -> usize;
+
+    /// Upper bound of the tokens in one row's lists.
+    fn list_tokens(&self, prefix: &PromptShape) -> usize {
+        self.list_bytes(prefix) / size_of::<u32>()
+    }
 }

@@ -13,7 +13,7 @@ pub(crate) mod index_cache;
 pub(crate) mod layer_step;
 mod queries_ahead;
 pub(crate) mod sequence;
-mod sequence_costs;
+pub(crate) mod sequence_costs;
 #[cfg(test)]
 mod sequence_tests;
 #[cfg(test)]

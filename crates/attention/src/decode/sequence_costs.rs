@@ -5,9 +5,18 @@ use std::any::Any;
 use crate::cost::Cost;
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{Selector, Sequence};
-use crate::kv::{KvPart, Tier};
+use crate::kv::{KvPart, KvShape, Tier};
 use crate::method::TailRule;
 use crate::types::selection::AttendedTokens;
+
+/// What a device found in its caches at a layer, instead of reading it over the bus.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CacheHits {
+    /// Keys and values of attended tokens, each of one KV head.
+    pub tokens: u64,
+    /// Keys that selection scored.
+    pub keys: u64,
+}
 
 impl Sequence {
     /// Adds the costs, times and fidelity of another sequence of the same method on the same prefix; caches and states
@@ -106,16 +115,17 @@ impl Sequence {
         }
     }
 
-    /// Moves the bytes that a device found in its cache from the host tier of the costs to the device tier. `tokens` has the hits of
-    /// each layer, each a token of one KV head, among the tokens [collected](Self::collect_device_counters) since the last call.
-    pub fn collect_cache_hits(&mut self, tokens: &[u64]) {
+    /// Moves the bytes that a device found in its caches from the host tier of the costs to the device tier. `hits` has those of each layer,
+    /// among what was [collected](Self::collect_device_counters) since the last call.
+    pub fn collect_cache_hits(&mut self, hits: &[CacheHits]) {
         if !self.crosses_bus() {
             return;
         }
+        let KvShape { d, dtype, .. } = self.prefix.shape();
         let row_bytes = self.prefix.shape().row_bytes() as u64;
-        for (layer, tokens) in tokens.iter().enumerate() {
+        for (layer, CacheHits { tokens, keys }) in hits.iter().enumerate() {
             let fetched = &mut self.costs.layer_mut(layer).fetched;
-            let bytes = (tokens * row_bytes).min(fetched.host);
+            let bytes = (tokens * row_bytes + keys * (d * dtype.bytes()) as u64).min(fetched.host);
             fetched.host -= bytes;
             fetched.device += bytes;
         }

@@ -32,7 +32,7 @@ pub use shape::{KvDtype, KvPart, KvShape, MOST_TOKENS};
 pub use source::{Fetched, KvPlace, KvSource, VisitRows};
 pub use store::{KvStore, RowsMut};
 pub use tier::{KvError, Tier, TierBytes};
-pub use token_slots::TokenSlots;
+pub use token_slots::{CachedPart, TokenSlots};
 
 use crate::types::attention_spec::{AttentionSpec, LayerSpecs};
 use std::sync::Arc;

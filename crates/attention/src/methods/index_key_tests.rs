@@ -97,6 +97,7 @@ const LEFT_OUT: &[LeftOut] = &[
             "per",
             "self_extend",
             "self_extend_window",
+            "offload",
         ],
         "there is no index: keys are searched where the cache holds them",
     ),

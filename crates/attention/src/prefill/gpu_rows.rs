@@ -145,6 +145,7 @@ impl SparsePrefill<'_> {
             budget_units: &budget_units,
             seeds: &seeds,
             runs: &runs,
+            keys: None,
         };
         form.select_all(&step, &index, picks, scratch)?;
         let each = shape.kv_heads + heads + 1;

@@ -215,6 +215,7 @@ impl RunConfig {
             let what = "`kv_tier = \"host\"` applies to a GPU, and this run uses a CPU, whose memory is the host's";
             return Err(UsageError::new(what).hint("leave --kv-tier out, or keep the KV cache on disk: --kv-tier disk"));
         }
+        self.check_offloading()?;
         let on_host = |method: &&Configured| method.method.attends_on_host();
         match self.methods.iter().find(on_host) {
             Some(method) if self.kv_tier != KvTier::Host && self.device != Device::Cpu => {
@@ -223,6 +224,22 @@ impl RunConfig {
                     method.label()
                 );
                 Err(UsageError::new(what).hint("keep them in the host's: --kv-tier host; or leave attend_on out"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses methods that keep tokens on a GPU if the GPU of the run has no room for them, or no need.
+    fn check_offloading(&self) -> Result<(), UsageError> {
+        let has_caches = self.device == Device::Cpu || self.gpu_cache().is_some();
+        let offloads = |method: &&Configured| method.method.offloads();
+        match self.methods.iter().flat_map(Configured::parts).find(offloads) {
+            Some(method) if !has_caches => {
+                let what = format!(
+                    "method `{}` keeps keys and values in host memory and some of them in caches of the GPU, and the GPU of this run has none",
+                    method.label()
+                );
+                Err(UsageError::new(what).hint("add --kv-tier host --kv-memory 2G, or leave offload out"))
             }
             _ => Ok(()),
         }
@@ -306,6 +323,24 @@ mod tests {
         assert!(refused.hint.is_some_and(|hint| hint.contains("--kv-tier host")));
         config.kv_tier = KvTier::Host;
         config.check_kv_tier().unwrap();
+    }
+
+    #[test]
+    fn a_gpu_offloads_with_caches_alone() {
+        // A config is checked for the CPU, so it is parsed with the tier `disk`.
+        let text = "tasks = ['ruler/vt']\nlengths = [1024]\nmethods = ['hip:k=64', 'hip:k=32,offload=true']";
+        let with = |more: &str, tier: KvTier| {
+            let mut config = resolve(&format!("{text}\n{more}")).unwrap();
+            (config.device, config.kv_tier) = (Device::cuda(0), tier);
+            config.check_kv_tier()
+        };
+        resolve(text).unwrap();
+        for (tier, more) in [(KvTier::Memory, ""), (KvTier::Host, "")] {
+            let refused = with(more, tier).unwrap_err();
+            assert!(refused.what.contains("offload=true` keeps keys and values in host memory"), "{refused}");
+            assert!(refused.hint.is_some_and(|hint| hint.contains("--kv-tier host --kv-memory")));
+        }
+        with("kv_tier = 'disk'\nkv_memory = '64M'", KvTier::Host).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::memory::{masks_whole_prompt, waiting_prefix_bytes};
 use crate::config::kv_tier::{KvMemory, KvTier};
 use crate::config::run_config::RunConfig;
-use spattn_attention::kv::{KvDtype, TokenSlots};
+use spattn_attention::kv::{CachedPart, KvDtype, TokenSlots};
 use spattn_attention::{Configured, PromptShape, Tail, mask_list_bytes};
 use spattn_base::error::UsageError;
 use spattn_base::{memory, text};
@@ -187,32 +187,42 @@ pub(super) fn ahead_bytes(methods: &[Configured], prefix: &PromptShape, dtype: K
     queries + methods.iter().map(of_method).sum::<usize>()
 }
 
-/// Returns an upper bound of the GPU memory, in bytes, for tokens fetched from host memory: the GPU's share of each setting's cache, which
-/// is for `layers` layers in all, and copies of one row's tokens at one layer.
+/// Returns an upper bound of the GPU memory, in bytes, for tokens fetched from host memory: the GPU's share of each setting's caches, which
+/// are for `layers` layers in all; copies of one row's tokens at one layer, and at each where later tokens attend them again; and at one
+/// layer, room for the keys that a search reads.
 fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers: usize) -> usize {
     let Some(bytes) = config.gpu_cache() else { return 0 };
     let of_method = |method: &Configured| {
         let form = method.method.device_form().ok();
         let Some(form) = form.filter(|form| !form.takes_products(prefix.heads / prefix.kv_heads)) else { return 0 };
-        let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
-        let tokens = largest * form.list_bytes(prefix) / size_of::<u32>() + prefix.heads * GPU_FETCH_STEP;
-        bytes * prefix.layers / layers + tokens * 2 * prefix.d * dtype.bytes()
+        let dense = method.policy.dense(layers);
+        let tokens = method.policy.schedule.largest(&method.policy.dense(prefix.layers)) * form.list_tokens(prefix)
+            + prefix.heads * GPU_FETCH_STEP;
+        let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
+        let [_, (_, for_keys)] = CachedPart::divide(bytes, form.scores_keys());
+        let all_keys = prefix.kv_heads * prefix.tokens * prefix.d * dtype.bytes();
+        let read = (for_keys / dense.iter().filter(|dense| !**dense).count().max(1)).min(all_keys);
+        bytes * prefix.layers / layers + (1 + kept) * tokens * 2 * prefix.d * dtype.bytes() + read
     };
     config.methods.iter().map(of_method).sum()
 }
 
-/// Makes sure that `--kv-memory` has room for one token of each KV head in the GPUs' caches of a prefix of `tokens` tokens in host memory.
+/// Makes sure that `--kv-memory` has room for one token of each KV head in each of the GPUs' caches of a prefix of `tokens` tokens in host
+/// memory.
 ///
 /// # Errors
 /// If it has none.
 pub(super) fn check_cache(config: &RunConfig, model: &OpenModel, tokens: usize) -> Result<(), UsageError> {
     let Some(bytes) = config.gpu_cache() else { return Ok(()) };
     let (dimensions, shape) = (model.dimensions.config(), model.dimensions.kv_shape());
-    let slots = TokenSlots { bytes, heads: dimensions.layers * dimensions.kv_heads, tokens, shape };
-    if slots.of_head() > 0 {
+    let heads = dimensions.layers * dimensions.kv_heads;
+    let scores_keys = |method: &Configured| method.method.device_form().is_ok_and(|form| form.scores_keys());
+    let scores_keys = config.methods.iter().any(scores_keys);
+    let least = CachedPart::least(scores_keys, |part| TokenSlots { bytes, heads, tokens, shape, part }.least_bytes());
+    if bytes >= least {
         return Ok(());
     }
-    let least = KvMemory(slots.least_bytes().next_multiple_of(1 << 20));
+    let least = KvMemory(least.next_multiple_of(1 << 20));
     let what = format!(
         "--kv-memory {} has no room for one token of each KV head of {} and for where {tokens} tokens are",
         KvMemory(bytes),
@@ -283,6 +293,10 @@ mod tests {
         for (methods, caches) in [
             ("'quest:k=32'", (8 << 20) + copies(32)),
             ("'quest:k=32', 'quest:k=64'", (16 << 20) + copies(32) + copies(64)),
+            // Three quarters of the memory are for scored keys, and what a search reads at one of two layers waits for its slots; what is
+            // selected is kept at both layers for the tokens that attend it again.
+            ("'hip:k=32'", (8 << 20) + (6 << 20) / all.end + (1 + all.end) * copies(32)),
+            ("'hip:k=32,r_m=1,dense_layers=0'", (8 << 20) + (6 << 20) / (all.end - 1) + copies(32)),
             // The first reads all keys over the bus, and the second selects on the host.
             ("'topk:k=32', 'quest:k=32,rescore=exact'", 0),
         ] {
@@ -309,6 +323,15 @@ mod tests {
         assert_eq!(hint, format!("give at least --kv-memory {}M", least.div_ceil(1 << 20)));
         config.kv_memory = KvMemory(least.next_multiple_of(1 << 20));
         assert!(check_cache(&config, &model, 1 << 20).is_ok());
+        // Where keys are scored, a quarter is left for keys and values.
+        config.methods.extend(scoring_keys());
+        let hint = check_cache(&config, &model, 1 << 20).unwrap_err().hint.unwrap();
+        assert_eq!(hint, format!("give at least --kv-memory {}M", (4 * least).div_ceil(1 << 20)));
+    }
+
+    fn scoring_keys() -> Vec<Configured> {
+        let text = "tasks = ['ruler/vt']\nmethods = ['hip:k=32']";
+        RunConfig::resolve_single(Settings::parse(text, "test").unwrap()).unwrap().methods
     }
 
     #[test]

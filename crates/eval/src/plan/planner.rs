@@ -188,6 +188,7 @@ impl Planner<'_> {
             let PromptShape { kv_heads, d, .. } = self.model.dimensions.prompt_shape(1);
             let shape = KvShape { kv_heads, d, dtype: self.model.dimensions.dtype() };
             check_attending_on_host(&self.config.methods, shape)?;
+            check_offloading(&self.config.methods, shape)?;
             plan.notes.extend(host_selection_note(&self.config.methods, shape));
         }
         Ok(plan)
@@ -535,6 +536,19 @@ fn check_attending_on_host(methods: &[Configured], shape: KvShape) -> Result<(),
     }
     let what = format!("method `{}` attends on the host what a GPU hashes: {}", method.label(), reasons.join("; "));
     Err(UsageError::new(what).hint("leave attend_on out"))
+}
+
+/// Refuses methods that keep on a GPU what it scores and attends if the host selects: the caches would not be those of the method.
+fn check_offloading(methods: &[Configured], shape: KvShape) -> Result<(), UsageError> {
+    let lacks = |method: &&Configured| method.method.offloads() && !method.host_reasons(shape).is_empty();
+    let Some(method) = methods.iter().flat_map(Configured::parts).find(lacks) else { return Ok(()) };
+    let reasons: Vec<String> = method.host_reasons(shape).iter().map(ToString::to_string).collect();
+    let what = format!(
+        "method `{}` keeps in a GPU what the GPU selects, and the host selects: {}",
+        method.label(),
+        reasons.join("; ")
+    );
+    Err(UsageError::new(what).hint("leave offload out"))
 }
 
 /// Which methods select on the host although a GPU holds keys and values of this shape, each with its reasons; `None` if none does.

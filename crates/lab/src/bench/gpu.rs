@@ -129,7 +129,8 @@ pub(super) fn copies(sequences: &[BenchSequence], batch: usize) -> Result<usize,
     Ok((LEAST_BYTES / (batch * kv.max(1))).clamp(1, MOST_COPIES))
 }
 
-/// Copies sequences to where the device reads them: `batch` that step together, in `copies` copies of the layer.
+/// Copies sequences to where the device reads them: `batch` that step together, in `copies` copies of the layer. Each method keeps what it
+/// fetches of a sequence in `cached` bytes.
 ///
 /// # Errors
 /// If they do not fit.
@@ -138,7 +139,7 @@ pub(super) fn layer(
     dimensions: &Dimensions,
     sequences: &[BenchSequence],
     batch: usize,
-    (copies, tier): (usize, Tier),
+    (copies, tier, cached): (usize, Tier, Option<usize>),
 ) -> Result<Arc<LayerAlone>> {
     let with_next: Vec<_> = sequences
         .iter()
@@ -150,7 +151,8 @@ pub(super) fn layer(
     let heads = dimensions.config().heads;
     let stats: Vec<&PromptStats> = sequences.iter().filter_map(BenchSequence::stats).collect();
     let stats = PromptStats::beside(&stats, batch);
-    Ok(Arc::new(LayerAlone::new(gpu.clone(), heads, &with_next, batch, (copies, tier))?.knowing(stats)))
+    let layer = LayerAlone::new(gpu.clone(), heads, &with_next, batch, (copies, tier))?;
+    Ok(Arc::new(layer.knowing(stats).keeping(cached.map(|bytes| batch * bytes))))
 }
 
 /// An empty index cache for a layer on the device.
@@ -292,27 +294,46 @@ pub(super) struct DecodingThere<'s> {
     stepping: SteppingThere<'s>,
     decoder: &'s Decoder,
     workspace: BatchWorkspace,
+    /// Bytes that each step that selected found in caches.
+    found: Vec<u64>,
 }
 
 impl<'s> DecodingThere<'s> {
     /// Whole steps of `decoder`, with the attention of `stepping`.
     pub fn new(decoder: &'s Decoder, stepping: SteppingThere<'s>) -> Self {
-        Self { stepping, decoder, workspace: BatchWorkspace::default() }
+        Self { stepping, decoder, workspace: BatchWorkspace::default(), found: Vec::new() }
+    }
+}
+
+impl DecodingThere<'_> {
+    /// Returns the bytes that crossed the bus in a step, over all layers: the mean over turns but the first, which began with empty caches
+    /// and took some steps more to record them.
+    fn bus_bytes(&self, layers: u64) -> Option<u64> {
+        let run = &self.stepping.run;
+        let all = run.fork().crosses_bus().then(|| run.fork().costs().total(|_| true).fetched.host)?;
+        let found = self.found.get(1..).filter(|found| !found.is_empty())?;
+        let (found, selected) = (found.iter().sum::<u64>() / found.len() as u64, run.selected_bytes());
+        let of_selecting = (layers * selected).saturating_sub(found) / u64::from(run.refresh());
+        Some(layers * all.saturating_sub(selected) + of_selecting)
     }
 }
 
 impl Runs for DecodingThere<'_> {
     /// The mean time of the steps that share one selection.
     fn turn(&mut self, number: usize) -> Result<Turn> {
-        let Self { stepping, decoder, workspace } = self;
+        let Self { stepping, decoder, workspace, found } = self;
         let cuda = decoder.cuda().expect("the model is on the device");
         let token = number as u32 % decoder.config().vocab_size as u32;
         let tokens = vec![token; stepping.batch];
         let refresh = stepping.run.refresh();
         let mut step = |picks| cuda.step_batch(&stepping.layer, &mut stepping.run, &tokens, picks, workspace);
         let picking = step(true)?;
+        if stepping.run.has_caches() {
+            found.push(stepping.run.take_found_bytes()?);
+        }
+        let mut step = |picks| cuda.step_batch(&stepping.layer, &mut stepping.run, &tokens, picks, workspace);
         let time = if refresh == 1 { picking } else { (picking + step(false)? * (refresh - 1)) / refresh };
-        if stepping.run.selects_ahead() {
+        if stepping.run.selects_ahead() || stepping.run.has_caches() {
             return Ok(Turn::of(time));
         }
         let (alone, layers) = (stepping.run.times()?, stepping.layer.copies() as u32);
@@ -328,8 +349,11 @@ impl Runs for DecodingThere<'_> {
         row.limit_bytes = layers * row.limit_bytes + weights;
         row.bytes = layers * row.bytes + weights;
         row.bus_bytes = row.bus_bytes.map(|bytes| layers * bytes);
+        if self.stepping.run.has_caches() {
+            row.bus_bytes = self.bus_bytes(layers);
+        }
         row.flops = layers * row.flops + 2 * self.stepping.batch as u64 * numbers as u64;
-        if self.stepping.run.selects_ahead() {
+        if self.stepping.run.selects_ahead() || self.stepping.run.has_caches() {
             // What is picked and fetched ahead overlaps with the rest, so that the parts do not add up to the whole.
             (row.weights_us, row.weights_low_us, row.weights_high_us) = (None, None, None);
         }

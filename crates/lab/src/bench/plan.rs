@@ -74,6 +74,8 @@ pub struct Plan {
     pub device: Device,
     /// Where keys and values are: in the memory of what computes ([`Tier::Device`] for a GPU), or in host memory below a GPU.
     pub tier: Tier,
+    /// Bytes of GPU memory in which each method keeps what it fetches of a sequence from host memory.
+    pub cached: Option<usize>,
     /// The name of the shape.
     pub shape: String,
     /// The shape, with as many layers as are timed together.
@@ -424,7 +426,7 @@ impl At<'_> {
             None if self.plan.op == Op::Index => (&here.gpu, 1),
             None => (&here.gpu, gpu::copies(sequences, self.batch)?),
         };
-        gpu::layer(gpu, dimensions, sequences, self.batch, (copies, self.plan.tier)).map(Some)
+        gpu::layer(gpu, dimensions, sequences, self.batch, (copies, self.plan.tier, self.plan.cached)).map(Some)
     }
 
     /// Methods that select on the GPU, or attend without a selection.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::host::Numbers;
-use super::kv::{DevicePrefix, PrefixLayer, Tail, shared, storage};
+use super::kv::{DevicePrefix, LayerCaches, PrefixLayer, Tail, shared, storage};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{LayerPicks, SelectionWorkspace};
 use spattn_attention::cost::Cost;
@@ -31,6 +31,8 @@ pub struct LayerAlone {
     prefix: Arc<Prefix>,
     /// Further copies of the prefix, at other addresses.
     copies: Vec<DevicePrefix>,
+    /// Bytes of GPU memory in which each run keeps what it has fetched from host memory.
+    cached: Option<usize>,
     /// The one token after the context, in every copy.
     pub(super) tail: Tail,
     /// What was gathered about the contexts of all sequences, whose heads are numbered as those of one.
@@ -120,6 +122,7 @@ impl LayerAlone {
             shape,
             heads: all_heads,
             copies,
+            cached: None,
             tail,
             stats: None,
         })
@@ -128,6 +131,11 @@ impl LayerAlone {
     /// Sets what was gathered about the contexts of all sequences.
     pub fn knowing(self, stats: Option<PromptStats>) -> Self {
         Self { stats, ..self }
+    }
+
+    /// Sets in how many bytes of GPU memory each run keeps what it has fetched from host memory.
+    pub fn keeping(self, cached: Option<usize>) -> Self {
+        Self { cached, ..self }
     }
 
     /// Returns what was gathered about the contexts.
@@ -198,35 +206,45 @@ impl LayerAlone {
         };
         let mut run = RunAlone {
             layer: self.clone(),
-            picks: SelectionWorkspace::default(),
+            picks: Vec::new(),
+            caches: self.empty_caches(&fork)?,
             in_order: HostDeviceVec::default(),
             indexes: self.further_indexes(&fork)?,
             held: Vec::new(),
             scratch: DeviceScratch::default(),
-            attention: Default::default(),
+            attention: Vec::new(),
             out: self.gpu.alloc(self.heads * self.shape.d * self.shape.dtype.bytes())?,
-            prepared: [None, None],
+            prepared: Vec::new(),
             recordings: Vec::new(),
             scoring: MaterializesScores::No,
             timeline: Timeline::default(),
             number: fork.budget_units(0, fork.tokens()),
-            found: [0; 2],
+            found: [0; 3],
             fork,
         };
-        run.picks.rows.set(&self.gpu, vec![0])?;
-        run.picks.alternates = run.selects_ahead();
+        run.reserve()?;
         run.hold()?;
-        run.select_asked(0)?;
-        run.count()?;
-        run.prepare_copy(0, exact)?;
-        if run.selects_ahead() && self.copies() > 1 {
-            run.select_asked(1)?;
-            run.prepare_copy(1, exact)?;
+        for copy in 0..run.slots() {
+            run.select_asked(copy)?;
+            if copy == 0 {
+                run.count()?;
+            }
+            run.prepare_copy(copy, exact)?;
         }
         // A first step allocates everything that the recorded step uses.
         run.step()?;
         run.record()?;
         Ok(Some(run))
+    }
+
+    /// Makes caches for each copy, if runs keep what the method selects and fetches; empty if not.
+    fn empty_caches(&self, fork: &Sequence) -> Result<Vec<LayerCaches>, GpuError> {
+        let group = self.heads / self.shape.kv_heads;
+        let form = fork.device_form(0).map(|(form, _)| form).filter(|form| !form.takes_products(group));
+        let (Some(bytes), Some(form)) = (self.cached, form) else { return Ok(Vec::new()) };
+        let (tokens, heads) = (self.prefix.tokens(), self.copies() * self.shape.kv_heads);
+        let of_copy = |_| LayerCaches::new(&self.gpu, self.shape, tokens, (bytes, heads), form.scores_keys());
+        (0..self.copies()).map(of_copy).collect()
     }
 
     /// Builds the index of each copy but the first, if the method selects on the device.
@@ -271,19 +289,22 @@ pub struct RunAlone {
     layer: Arc<LayerAlone>,
     fork: Sequence,
     number: u32,
-    /// Index entries read by one selection, and tokens that it selected.
-    found: [u64; 2],
+    /// Index entries read by one selection; tokens that it selected; and how many these are if a KV head's token counts once.
+    found: [u64; 3],
     /// The indexes of all copies but the first.
     indexes: Vec<DeviceIndex>,
     /// What the run holds of each copy if its method evicts tokens. Its contents change from step to step, its size does not.
     held: Vec<Option<HeldTokens>>,
-    picks: SelectionWorkspace,
+    /// One for all copies or, if the run keeps what it fetches, one for each.
+    picks: Vec<SelectionWorkspace>,
+    /// What the run keeps of each copy; empty if it keeps nothing.
+    caches: Vec<LayerCaches>,
     /// The numbers of the sequences, 0, 1, 2 and so on, as row numbers.
     in_order: HostDeviceVec<u32>,
     scratch: DeviceScratch,
-    attention: [AttentionWorkspace; 2],
-    /// What all copies attend. If tokens are selected ahead, odd copies have lists of their own.
-    prepared: [Option<Prepared>; 2],
+    attention: Vec<AttentionWorkspace>,
+    /// What copies attend, by [slot](Self::slot).
+    prepared: Vec<Option<Prepared>>,
     out: Buffer,
     /// The whole step; then, if the method selects on the device, selection, attention and, if it can score alone, scoring.
     recordings: Vec<Recording>,
@@ -376,16 +397,65 @@ impl RunAlone {
         self.fork.method().method.selects_ahead()
     }
 
-    /// Fetches the tokens selected ahead for a copy if its prefix is in host memory.
+    /// Whether the run keeps what it fetches from host memory.
+    pub fn has_caches(&self) -> bool {
+        !self.caches.is_empty()
+    }
+
+    /// Returns the bytes that all copies found in their caches since the last call.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn take_found_bytes(&mut self) -> Result<u64, GpuError> {
+        let (gpu, KvShape { d, dtype, .. }) = (&self.layer.gpu, self.layer.shape);
+        let row_bytes = self.layer.shape.row_bytes() as u64;
+        let mut bytes = 0;
+        for caches in &mut self.caches {
+            let hits = caches.take_hits(gpu)?;
+            bytes += hits.tokens * row_bytes + hits.keys * (d * dtype.bytes()) as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the bytes of the prefix that one copy's selection, and attention to what it selects, read.
+    pub fn selected_bytes(&self) -> u64 {
+        let (cost, _) = self.picking();
+        cost.kv_bytes + self.found[2] * self.layer.shape.row_bytes() as u64
+    }
+
+    /// Fetches the tokens selected for a copy if its prefix is in host memory, and they are selected ahead or kept.
     fn fetch(&mut self, copy: usize) -> Result<(), GpuError> {
         let layer = self.layer.clone();
-        if !self.selects_ahead() || shared(&layer.prefix).tier() != Tier::Host || self.fork.device_form(0).is_none() {
+        let fetches = self.selects_ahead() || self.has_caches();
+        if !fetches || shared(&layer.prefix).tier() != Tier::Host || self.fork.device_form(0).is_none() {
             return Ok(());
         }
         let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
         let tail = layer.tail.view(layer.shape, layer.copies());
-        let lists = &mut self.picks.of_layer(copy).own.lists;
-        layer.gpu.fetch_tokens(lists, &cache, layer.prefix.tokens(), &[tail.cache(copy)], None)
+        let place = self.place_of(copy);
+        let lists = &mut self.picks[place].of_layer(copy).own.lists;
+        let kept = self.caches.get(copy).and_then(|caches| caches.tokens.as_ref());
+        layer.gpu.fetch_tokens(lists, &cache, layer.prefix.tokens(), &[tail.cache(copy)], kept)
+    }
+
+    /// Makes the workspaces of selections, and room for what copies attend.
+    fn reserve(&mut self) -> Result<(), GpuError> {
+        let count = if self.has_caches() { self.layer.copies() } else { 1 };
+        self.picks.resize_with(count, SelectionWorkspace::default);
+        let alternates = self.selects_ahead();
+        for picks in &mut self.picks {
+            picks.rows.set(&self.layer.gpu, vec![0])?;
+            picks.alternates = alternates;
+        }
+        let slots = self.slots();
+        self.attention.resize_with(slots, AttentionWorkspace::default);
+        self.prepared.resize_with(slots, || None);
+        Ok(())
+    }
+
+    /// Returns which workspace has the selection of a copy.
+    fn place_of(&self, copy: usize) -> usize {
+        if self.has_caches() { copy } else { 0 }
     }
 
     /// Selects for a copy by queries `[sequence][head][d]` that are known one layer earlier, and fetches the selected tokens.
@@ -403,7 +473,8 @@ impl RunAlone {
 
     /// Makes the work enqueued next wait until the tokens fetched for a copy have arrived.
     fn await_tokens(&mut self, copy: usize) -> Result<(), GpuError> {
-        self.layer.gpu.await_tokens(&mut self.picks.of_layer(copy).own.lists)
+        let place = self.place_of(copy);
+        self.layer.gpu.await_tokens(&mut self.picks[place].of_layer(copy).own.lists)
     }
 
     /// Creates what the run holds of each copy.
@@ -416,8 +487,9 @@ impl RunAlone {
     }
 
     fn record(&mut self) -> Result<(), GpuError> {
-        // A single layer has no layer before it to overlap with, so its times would say nothing about selecting ahead.
-        if self.selects_ahead() {
+        // A single layer has no layer before it to overlap with, so its times would say nothing about selecting ahead. And repeating parts
+        // of a step would change what caches hold.
+        if self.selects_ahead() || self.has_caches() {
             return Ok(());
         }
         let gpu = self.layer.gpu.clone();
@@ -480,7 +552,8 @@ impl RunAlone {
         let cache = layer.caches().nth(copy).expect("`copy` is below the number of copies");
         let stride = layer.heads * layer.shape.d;
         let tail = layer.tail.view(layer.shape, layer.copies());
-        let LayerPicks { rows, own, .. } = self.picks.of_layer(copy);
+        let place = self.place_of(copy);
+        let LayerPicks { rows, own, .. } = self.picks[place].of_layer(copy);
         let queries = Queries { queries, stride, heads: layer.heads, rows };
         let total = self.fork.tokens();
         let ends = self.fork.device_candidates_move().then(|| [self.fork.device_candidates(total).end]);
@@ -492,6 +565,7 @@ impl RunAlone {
             budget_units: &[self.number],
             seeds: &[self.fork.row_seed(self.fork.tokens())],
             runs: &[DeviceSequence { tail: tail.cache(copy), held: self.held[copy].as_ref() }],
+            keys: self.caches.get(copy).and_then(|caches| caches.keys.as_ref()),
         };
         act(form, &step, index, own, &mut self.scratch).map(Some)
     }
@@ -503,12 +577,13 @@ impl RunAlone {
         }
         let (gpu, kv_heads, heads) = (&self.layer.gpu, self.layer.shape.kv_heads, self.layer.heads);
         let counters = gpu.alloc(8 * (kv_heads + heads + 1))?;
-        let LayerPicks { own, counters: workspace, .. } = self.picks.of_layer(0);
+        let LayerPicks { own, counters: workspace, .. } = self.picks[0].of_layer(0);
         let tokens = self.fork.prefix_candidates().start..own.lists.end();
         gpu.count_picks(&own.lists, (kv_heads, heads), tokens, &[(&counters, 1)], 0, workspace)?;
         let mut picked = vec![0; kv_heads + heads + 1];
         gpu.download(&counters, 0, &mut picked)?;
-        self.found = [picked[kv_heads + heads], picked[kv_heads..kv_heads + heads].iter().sum()];
+        let [read, attended] = [0..kv_heads, kv_heads..kv_heads + heads].map(|range| picked[range].iter().sum());
+        self.found = [picked[kv_heads + heads], attended, read];
         self.fork.collect_device_counters(&picked);
         Ok(())
     }
@@ -518,7 +593,7 @@ impl RunAlone {
         let (layer, total) = (&self.layer, self.fork.tokens());
         let (kv_heads, prefix_tokens) = (layer.shape.kv_heads, layer.prefix.tokens());
         let tail = layer.tail.view(layer.shape, layer.copies());
-        let lists = [&self.picks.picked(copy).lists];
+        let lists = [&self.picks[self.place_of(copy)].picked(copy).lists];
         let plan = match self.fork.device_form(0) {
             Some(_) => RowPlan::Left(exact, RowOfLists { lists: 0, row: 0 }),
             None => RowPlan::Exact(exact),
@@ -559,9 +634,19 @@ impl RunAlone {
         attend(&self.layer, self.prepared[self.slot(copy)].as_ref().expect(PREPARED), copy, queries, out)
     }
 
-    /// Returns which prepared lists a copy uses: odd copies have their own if tokens are selected ahead.
+    /// Returns which prepared lists a copy uses: its own if the run keeps what it fetches; odd copies have others than even ones if tokens
+    /// are selected ahead.
     fn slot(&self, copy: usize) -> usize {
-        if self.selects_ahead() { copy % 2 } else { 0 }
+        copy % self.slots()
+    }
+
+    /// Returns the number of prepared lists.
+    fn slots(&self) -> usize {
+        match (self.has_caches(), self.selects_ahead()) {
+            (true, _) => self.layer.copies(),
+            (false, true) => self.layer.copies().min(2),
+            (false, false) => 1,
+        }
     }
 
     /// Uploads the numbers of `rows` sequences.

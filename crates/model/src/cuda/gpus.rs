@@ -302,16 +302,15 @@ impl Cuda {
         let (mut picked, mut missed, mut found, mut held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (segment, own) in self.segments.iter().zip(&mut parts.0) {
             let Some(buffer) = own.picked.take() else { return Ok(()) };
-            let mut counters = vec![0; segment.counters()];
-            segment.gpu.download(&buffer, 0, &mut counters)?;
+            let mut counters = segment.download_counters(&buffer)?;
+            let again = own.again.take().map(|buffer| segment.download_counters(&buffer)).transpose()?;
+            found.extend(segment.take_hits(own, again.as_deref())?);
+            counters.iter_mut().zip(again.unwrap_or_default()).for_each(|(all, again)| *all += again);
             picked.extend(counters);
             if let Some(buffer) = own.missed.take() {
                 let mut counters = vec![0u64; 2 * segment.range.len()];
                 segment.gpu.download(&buffer, 0, &mut counters)?;
                 missed.extend(counters.chunks_exact(2).map(|pair| [pair[0], pair[1]]));
-            }
-            for cache in &mut own.cached {
-                found.push(cache.as_mut().map_or(Ok(0), |cache| cache.take_hits(&segment.gpu))?);
             }
             for tokens in &own.held {
                 held.push(tokens.as_ref().map(|tokens| tokens.count(&segment.gpu, kv_heads)).transpose()?);

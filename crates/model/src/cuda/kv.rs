@@ -5,9 +5,13 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use spattn_attention::Sequence;
-use spattn_attention::kv::{DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier};
-use spattn_cuda::{self as kernels, Buffer, Cache, Gpu, GpuError, Plain, Storage};
+use spattn_attention::kv::{
+    CachedPart, DeviceFailure, DeviceKv, KvDtype, KvShape, KvStore, LayerKv, Prefix, RowsMut, Tier, TokenSlots,
+};
+use spattn_attention::{CacheHits, Sequence};
+use spattn_cuda::{
+    self as kernels, Buffer, Cache, Gpu, GpuError, KeyCache, KeyCacheShape, Plain, Storage, TokenCache, TokenCacheShape,
+};
 use spattn_kernels::Rows;
 
 /// Returns how a device stores numbers of this type.
@@ -299,10 +303,50 @@ pub(super) struct SequenceKv {
     pub(super) missed: Option<Buffer>,
     /// The device's last selection at each layer, for tokens that reuse it.
     pub(super) kept: Vec<kernels::TokenLists>,
-    /// The tokens of the prefix that the sequence has fetched, by layer; empty if it keeps none.
-    pub(super) cached: Vec<Option<kernels::TokenCache>>,
+    /// Counters like `picked`, of tokens that were attended again, and whose copies the device still had.
+    pub(super) again: Option<Buffer>,
+    /// What the sequence has fetched of the prefix, by layer; empty if it keeps nothing.
+    pub(super) cached: Vec<LayerCaches>,
     /// What the sequence holds at each layer if its method evicts tokens on the device.
     pub(super) held: Vec<Option<kernels::HeldTokens>>,
+}
+
+/// What a sequence has fetched of a layer of a prefix in host memory, and keeps on the GPU.
+#[derive(Debug, Default)]
+pub(super) struct LayerCaches {
+    /// Keys and values that attention reads.
+    pub(super) tokens: Option<TokenCache>,
+    /// Keys that selection scores.
+    pub(super) keys: Option<KeyCache>,
+}
+
+impl LayerCaches {
+    /// Makes empty caches for a prefix with `tokens` tokens, in one of the layers for whose KV heads, `heads` in all, there are `bytes`.
+    pub(super) fn new(
+        gpu: &Gpu,
+        shape: KvShape,
+        tokens: usize,
+        (bytes, heads): (usize, usize),
+        scores_keys: bool,
+    ) -> Result<Self, GpuError> {
+        let (KvShape { kv_heads, d, .. }, storage) = (shape, storage(shape.dtype));
+        let [slots, key_slots] = CachedPart::divide(bytes, scores_keys)
+            .map(|(part, bytes)| TokenSlots { bytes, heads, tokens, shape, part }.of_head());
+        let of_tokens = TokenCacheShape { kv_heads, d, storage, tokens, slots };
+        let of_keys = KeyCacheShape { kv_heads, d, storage, tokens, slots: key_slots };
+        Ok(Self {
+            tokens: (slots > 0).then(|| TokenCache::new(gpu, of_tokens)).transpose()?,
+            keys: (key_slots > 0).then(|| KeyCache::new(gpu, of_keys)).transpose()?,
+        })
+    }
+
+    /// Returns the hits since the last call.
+    pub(super) fn take_hits(&mut self, gpu: &Gpu) -> Result<CacheHits, GpuError> {
+        Ok(CacheHits {
+            tokens: self.tokens.as_mut().map_or(Ok(0), |tokens| tokens.take_hits(gpu))?,
+            keys: self.keys.as_mut().map_or(Ok(0), |keys| keys.take_hits(gpu))?,
+        })
+    }
 }
 
 /// Returns what a sequence has on the GPU of a segment.

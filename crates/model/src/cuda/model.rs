@@ -230,6 +230,13 @@ impl Segment {
         self.range.len() * (self.config.kv_heads + self.config.heads + 1)
     }
 
+    /// Copies the counters of what the device selected for a sequence to the host.
+    pub(super) fn download_counters(&self, buffer: &Buffer) -> Result<Vec<u64>, GpuError> {
+        let mut counters = vec![0; self.counters()];
+        self.gpu.download(buffer, 0, &mut counters)?;
+        Ok(counters)
+    }
+
     /// Returns the norms of query and key heads, which are applied where heads are rotated.
     pub(super) fn norms<'a>(&self, layer: &'a Layer<Linear, Buffer>) -> Option<Norms<'a>> {
         let (query, key) = layer.qk_norm.as_ref().filter(|_| self.config.block.qk_norm_over == QkNormOver::Head)?;

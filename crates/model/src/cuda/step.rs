@@ -6,21 +6,20 @@ use rayon::prelude::*;
 
 use super::asked::Asked;
 use super::host::{Numbers, download_wide};
-use super::kv::{DevicePrefix, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared};
+use super::kv::{DevicePrefix, LayerCaches, SequenceKv, Tail, sequence_kv, sequence_kv_mut, shared};
 use super::model::{Segment, StepAngles};
 use super::row_plan::{HeadPlan, RowOfLists, RowPlan};
 use super::workspace::{ComparedPicks, LayerPicks, Recorded, SelectionWorkspace, Work, Workspace};
 use crate::engine::{EngineError, GpuUse, Stream};
 use crate::rope::Rope;
-use spattn_attention::kv::{DeviceKv, KvError, Tier, TokenSlots};
+use spattn_attention::kv::{DeviceKv, KvError, Tier};
 use spattn_attention::{
-    AttendedPart, AttentionTime, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace, LayerStep,
-    RowSeed, SelectionSite, StaticTokens,
+    AttendedPart, AttentionTime, CacheHits, DeviceLayer, DeviceScratch, DeviceSequence, DeviceStep, DeviceWorkspace,
+    LayerStep, RowSeed, SelectionSite, StaticTokens,
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenCache,
-    TokenCacheShape, TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenLists,
 };
 
 /// What is the same for all layers of a step, on all GPUs.
@@ -175,15 +174,19 @@ impl Segment {
     /// Makes what a stream has on this GPU, with room for its tail; `old` is what it had before.
     pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
         let held = stream.fork.tokens() - stream.fork.prefix().tokens();
-        let (tail, picked, missed, mut kept, cached, holding) = match old {
-            Some(own) => (Some(own.tail), own.picked, own.missed, own.kept, own.cached, own.held),
-            None => (None, None, None, Vec::new(), self.empty_caches(stream)?, Vec::new()),
+        let (tail, picked, again, missed, mut kept, cached, holding) = match old {
+            Some(own) => (Some(own.tail), own.picked, own.again, own.missed, own.kept, own.cached, own.held),
+            None => (None, None, None, None, Vec::new(), self.empty_caches(stream)?, Vec::new()),
         };
         let needed = held + stream.tokens.len();
         let tail = Tail::of(&self.gpu, self.shape(), self.range.len(), tail, held, needed)?;
         let picked = match (picked, stream.fork.selects_on_device()) {
             (None, true) => Some(self.gpu.alloc(8 * self.counters())?),
             (picked, _) => picked,
+        };
+        let again = match again {
+            None if !cached.is_empty() => Some(self.gpu.alloc(8 * self.counters())?),
+            again => again,
         };
         let missed = match (missed, compares(stream)) {
             (None, true) => Some(self.gpu.alloc(size_of::<[u64; 2]>() * self.range.len())?),
@@ -193,28 +196,35 @@ impl Segment {
             kept.resize_with(self.range.len(), TokenLists::default);
         }
         let holding = self.hold(stream, holding)?;
-        Ok(SequenceKv { tail, picked, missed, kept, cached, held: holding })
+        Ok(SequenceKv { tail, picked, again, missed, kept, cached, held: holding })
     }
 
-    /// Makes a cache at each layer of this GPU for tokens that a sequence fetches from host memory. Layers at which the method scores all
-    /// keys get none, because they read all keys over the bus in any case.
-    fn empty_caches(&self, stream: &Stream<'_>) -> Result<Vec<Option<TokenCache>>, GpuError> {
+    /// Makes caches at each layer of this GPU for what a sequence fetches from host memory. Layers at which the method scores all keys get
+    /// none, because they read all keys over the bus in any case.
+    fn empty_caches(&self, stream: &Stream<'_>) -> Result<Vec<LayerCaches>, GpuError> {
         let (fork, prefix, c) = (&*stream.fork, shared(stream.fork.prefix()), &self.config);
         let (Some(bytes), true) = (prefix.cached, fork.selects_on_device()) else { return Ok(Vec::new()) };
-        let has_one = |layer: &usize| {
-            fork.device_form(*layer).is_some_and(|(form, _)| !form.takes_products(c.heads / c.kv_heads))
+        let form_at = |layer: usize| {
+            fork.device_form(layer).map(|(form, _)| form).filter(|form| !form.takes_products(c.heads / c.kv_heads))
         };
-        let heads = c.kv_heads * (0..c.layers).filter(has_one).count();
-        let slots = TokenSlots { bytes, heads, tokens: prefix.tokens, shape: self.shape() }.of_head();
-        let shape = TokenCacheShape {
-            kv_heads: c.kv_heads,
-            d: c.head_dim,
-            storage: self.storage(),
-            tokens: prefix.tokens,
-            slots,
+        let heads = c.kv_heads * (0..c.layers).filter(|layer| form_at(*layer).is_some()).count();
+        let of_layer = |layer| match form_at(layer) {
+            Some(form) => LayerCaches::new(&self.gpu, self.shape(), prefix.tokens, (bytes, heads), form.scores_keys()),
+            None => Ok(LayerCaches::default()),
         };
-        let cache = |layer| (slots > 0 && has_one(&layer)).then(|| TokenCache::new(&self.gpu, shape)).transpose();
-        self.range.clone().map(cache).collect()
+        self.range.clone().map(of_layer).collect()
+    }
+
+    /// Returns what a sequence found at each layer of this GPU since the last call, in its caches and, by the counters `again`, in the copies
+    /// of what it attends again.
+    pub(super) fn take_hits(&self, own: &mut SequenceKv, again: Option<&[u64]>) -> Result<Vec<CacheHits>, GpuError> {
+        let (kv_heads, each) = (self.config.kv_heads, self.counters() / self.range.len());
+        let of_layer = |(place, caches): (usize, &mut LayerCaches)| {
+            let mut hits = caches.take_hits(&self.gpu)?;
+            hits.tokens += again.map_or(0, |again| again[place * each..][..kv_heads].iter().sum());
+            Ok(hits)
+        };
+        own.cached.iter_mut().enumerate().map(of_layer).collect()
     }
 
     /// Makes what a sequence holds at each layer, with room for all of its tokens: `held` as it was, or its start.
@@ -452,9 +462,11 @@ impl Segment {
         let place = self.place_of(layer);
         let kept = |(number, stream): (usize, &'a Stream<'_>)| {
             let mut fetched = groups.iter().zip(picks).filter(|(group, _)| group.streams.contains(&number));
-            match fetched.find(|(group, _)| group.attends_again() && self.is_cached(group, layer, streams)) {
+            let kept = sequence_kv(stream.fork, self.number).kept.get(place).unwrap_or(none);
+            let is_fetched = |group: &Group| group.attends_again() && self.is_cached(group, layer, streams);
+            match fetched.find(|(group, _)| is_fetched(group) && !kept.has_copies()) {
                 Some((_, workspace)) => &workspace.picked(layer).lists,
-                None => sequence_kv(stream.fork, self.number).kept.get(place).unwrap_or(none),
+                None => kept,
             }
         };
         let kept = streams.iter().enumerate().map(kept);
@@ -492,7 +504,7 @@ impl Segment {
     /// Whether the tokens that a group attends at a layer are fetched into a cache.
     fn is_cached(&self, group: &Group, layer: usize, streams: &[Stream<'_>]) -> bool {
         let cached = &sequence_kv(streams[group.streams[0]].fork, self.number).cached;
-        cached.get(self.place_of(layer)).is_some_and(Option::is_some)
+        cached.get(self.place_of(layer)).is_some_and(|caches| caches.tokens.is_some())
     }
 
     /// Makes the queries by which a layer's tokens are selected ahead from the previous layer's input: `last_input`, or else the current
@@ -538,9 +550,11 @@ impl Segment {
         }
         let own = sequence_kv(stream.fork, self.number);
         let lists = &mut picks.own.lists;
-        let (tail, cache) = (self.tail_of(stream), own.cached.get(place).and_then(Option::as_ref));
+        let (tail, cache) = (self.tail_of(stream), own.cached.get(place).and_then(|caches| caches.tokens.as_ref()));
         match (group.attends_again(), cache) {
             (true, None) => return Ok(()),
+            // They were fetched when they were selected.
+            (true, Some(_)) if own.kept[place].has_copies() => return Ok(()),
             (true, Some(_)) => lists.keep(&self.gpu, &own.kept[place], 0)?,
             (false, _) => {}
         }
@@ -595,7 +609,9 @@ impl Segment {
             self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
         }
         for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
-            let (kept, counters) = (&run_of(*row).kept[place], [(counters_of(*row), 1)]);
+            let (own, kept) = (run_of(*row), &run_of(*row).kept[place]);
+            let counters = own.again.as_ref().filter(|_| kept.has_copies()).unwrap_or_else(|| counters_of(*row));
+            let counters = [(counters, 1)];
             self.gpu.count_picks(kept, heads, candidates.start..kept.end(), &counters, offset, counters_of_kept)?;
         }
         Ok(())
@@ -627,6 +643,12 @@ impl Segment {
             streams[stream].fork.budget_units(layer, total)
         };
         let budgets: Vec<u32> = group.rows.iter().map(budget_of).collect();
+        // Sequences do not share caches, so that what one of them finds does not depend on others.
+        let keys = match group.streams[..] {
+            [stream] => sequence_kv(streams[stream].fork, self.number).cached.get(place),
+            _ => None,
+        };
+        let keys = keys.and_then(|caches| caches.keys.as_ref());
         let step = DeviceStep {
             prefix: DeviceLayer { gpu: &self.gpu, layer, cache, scale, dtype, candidates },
             prefix_tokens: fork.prefix().tokens(),
@@ -635,6 +657,7 @@ impl Segment {
             budget_units: &budgets,
             seeds: &group.seeds,
             runs: &runs,
+            keys,
         };
         form.select_all(&step, index, to, scratch)
     }
@@ -704,7 +727,7 @@ impl Segment {
         let mut picked = workspace.picks.iter_mut().map(|picks| picks.of_layer(layer).own);
         picked.try_for_each(|picks| self.gpu.await_tokens(&mut picks.lists))?;
         self.attend_rows(workspace, layer, streams, (rows, groups), &plans, watched)?;
-        self.keep_picks(&workspace.picks, layer, streams, rows, groups)?;
+        self.keep_picks(&mut workspace.picks, layer, streams, rows, groups)?;
         for (i, plan) in plans.iter().enumerate() {
             if let RowPlan::Done(out) = plan {
                 let numbers = Numbers::narrow(out.clone(), self.storage());
@@ -763,10 +786,10 @@ impl Segment {
         workspace.work.extend(work);
     }
 
-    /// Keeps the last selection of each stream whose later tokens reuse it.
+    /// Keeps the last selection of each stream whose later tokens reuse it, and its copies if it was fetched.
     fn keep_picks(
         &self,
-        picks: &[SelectionWorkspace],
+        picks: &mut [SelectionWorkspace],
         layer: usize,
         streams: &mut [Stream<'_>],
         rows: &[Row],
@@ -785,8 +808,24 @@ impl Segment {
                     last,
                 )?;
             }
+            self.keep_copies(group, workspace, layer, streams);
         }
         Ok(())
+    }
+
+    /// Keeps the copies of what the only row of a group attends, for later tokens that attend it again. They are attended with what the row
+    /// has kept, which has the same tokens.
+    fn keep_copies(&self, group: &Group, workspace: &mut SelectionWorkspace, layer: usize, streams: &mut [Stream<'_>]) {
+        let is_kept = streams[group.streams[0]].fork.reuses_selections() && self.is_cached(group, layer, streams);
+        if group.only_row().is_none() || !is_kept {
+            return;
+        }
+        let fork = &mut *streams[group.streams[0]].fork;
+        let kept = &mut sequence_kv_mut(fork, self.number).kept[self.place_of(layer)];
+        let lists = &mut workspace.of_layer(layer).own.lists;
+        if lists.has_copies() && !kept.has_copies() {
+            kept.take_copies(lists);
+        }
     }
 
     /// Returns what each row attends, stream by stream, and how long the host took to select for each stream.

@@ -10,7 +10,7 @@ use crate::kv::{KvDtype, KvError, KvRows};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
 use crate::types::seed::{RowSeed, head_seed};
-use spattn_cuda::{Cache, Gpu, GpuError, HeldTokens, Queries};
+use spattn_cuda::{Cache, Gpu, GpuError, HeldTokens, KeyCache, Queries};
 use spattn_kernels::Rows;
 
 /// One layer of a finished prefix in a device's memory.
@@ -46,6 +46,8 @@ pub struct DeviceStep<'a> {
     pub seeds: &'a [RowSeed],
     /// The sequence of each row.
     pub runs: &'a [DeviceSequence<'a>],
+    /// A cache of the keys that selection scores, if the prefix is in host memory and all rows are of the sequence that has the cache.
+    pub keys: Option<&'a KeyCache>,
 }
 
 /// The data of a row's own sequence at a layer.

@@ -6,7 +6,7 @@ use super::Hip;
 use super::search::Offset;
 use crate::backend::active::{Built, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, MaskLaunch};
 use crate::backend::index::PrefixStatsView;
-use spattn_cuda::{Cache, GpuError, Sampling, TokenListLayout, Tree, TreeTails, TreeWorkspace};
+use spattn_cuda::{Cache, GpuError, Sampling, SearchedKeys, TokenListLayout, Tree, TreeTails, TreeWorkspace};
 
 impl Hip {
     fn tree(&self, tokens: Range<usize>) -> Tree {
@@ -45,7 +45,8 @@ impl CudaForm for Hip {
         let (tree, workspace): (_, &mut TreeWorkspace) = (self.tree(candidates), scratch.own.of());
         let keys: Vec<Cache<'_>> = step.runs.iter().map(|run| run.tail).collect();
         let tails = step.ends.map(|ends| TreeTails { prefix_tokens: step.prefix_tokens, ends, keys: &keys });
-        gpu.search_tree(&step.queries, cache, (&tree, tails), &to.budget_units, &mut to.lists, workspace)
+        let keys = SearchedKeys { prefix: cache, tails, cached: step.keys };
+        gpu.search_tree(&step.queries, &keys, &tree, &to.budget_units, &mut to.lists, workspace)
     }
 }
 

@@ -44,6 +44,10 @@ impl DeviceForm for Hip {
         HostReason::of_head_width(shape.d, WIDEST, 8).into_iter().collect()
     }
 
+    fn scores_keys(&self) -> bool {
+        true
+    }
+
     fn refresh(&self) -> usize {
         self.refresh
     }
@@ -76,13 +80,16 @@ impl DeviceForm for Hip {
     }
 
     fn list_bytes(&self, prefix: &PromptShape) -> usize {
+        // Beside its tokens, a list takes branches: their bounds, their scores and which are kept.
+        const EACH: usize = 2 * (2 * 8 + 4 + 4);
+        self.list_tokens(prefix) * (size_of::<u32>() + EACH / self.key_block.min(EACH))
+    }
+
+    fn list_tokens(&self, prefix: &PromptShape) -> usize {
         // A budget that is a share of the context grows with generated tokens, assumed to be as many as the prefix has.
         let context = Context::new(2 * prefix.tokens, &(0..prefix.tokens));
         let most = self.budget_units(context, prefix.tokens) as usize * self.key_block;
-        // Beside its tokens, a list takes branches: their bounds, their scores and which are kept.
-        const EACH: usize = 2 * (2 * 8 + 4 + 4);
-        let of_list = most.min(prefix.tokens) * (size_of::<u32>() + EACH / self.key_block.min(EACH));
-        self.count_lists(prefix.heads, prefix.kv_heads) * of_list
+        self.count_lists(prefix.heads, prefix.kv_heads) * most.min(prefix.tokens)
     }
 }
 

@@ -34,6 +34,10 @@
 //!   names group sizes (4, 8, 16) but no window; 1024 is the default of HiP's code. With `top_r` the rotated queries have
 //!   their own channels. `vd=true` is refused, since lines are chosen at original positions. Rotations are not counted, as
 //!   for RoPE. A key that is far from some rows of a query block and near to others is scored and counted twice.
+//! - Offloading (§3.3): below a GPU with `--kv-tier host --kv-memory`, keys that the search scores and keys and values that attention reads
+//!   each have a cache of the least recently used kind, with a vector map. The paper gives no rule of eviction. Its kernels look up a key
+//!   where they need it, and so does the search here; tokens to attend are fetched when the mask is made, and stay for its `r_m` steps.
+//!   Masks, answers and costs do not depend on it. `offload=true` demands both caches; on a CPU it changes nothing.
 //! - A prompt is read at grouped positions only with `--sparse-from prefill`: a dense prefix is shared by all methods.
 //!   A method that decodes after `hip>` has its own positions. Prompts beyond the model's context are still refused
 //!   without `--allow-extrapolation`: that limit belongs to the run, not to the method.
@@ -140,6 +144,11 @@ pub(super) const ENTRY: MethodEntry = MethodEntry {
             default: "1024",
             about: "with self_extend: last tokens that keep their positions, the current one included",
         },
+        ParamInfo {
+            key: "offload",
+            default: "false",
+            about: "true | false: below a GPU, keep keys and values in host memory and what is read often in two GPU caches (§3.3)",
+        },
     ],
     presets: &[
         Preset {
@@ -202,6 +211,8 @@ struct Hip {
     lines: LineBudget,
     per: Granularity,
     positions: Positions,
+    /// Whether a GPU must have the two caches of §3.3.
+    offloads: bool,
 }
 
 /// Several searches whose masks vote (§C.5); one search is plain HiP.
@@ -306,6 +317,7 @@ impl Hip {
             },
             per: Granularity::read_per(params)?,
             positions: read_positions(params)?,
+            offloads: params.choice("offload", &["false", "true"])? == "true",
         };
         match hip.positions {
             Positions::Grouped(Grouping { group, .. }) if hip.has_lines => {
@@ -485,6 +497,10 @@ impl Method for Hip {
 
     fn positions(&self) -> Positions {
         self.positions
+    }
+
+    fn offloads(&self) -> bool {
+        self.offloads
     }
 
     fn prefill_pattern(&self) -> Option<PrefillPattern<'_>> {

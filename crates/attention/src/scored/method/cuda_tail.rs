@@ -71,6 +71,7 @@ impl<S: Scorer> Scored<S> {
                 let gathered = DeviceStep {
                     prefix: DeviceLayer { cache, candidates, ..step.prefix.clone() },
                     ends: None,
+                    keys: None,
                     ..*step
                 };
                 let index = scorer.build_tail(&gathered.prefix, index, behind.places)?;

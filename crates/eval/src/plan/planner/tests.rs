@@ -42,6 +42,27 @@ fn what_no_gpu_hashes_for_the_host_is_refused_with_the_reason() {
     }
 }
 
+#[test]
+fn methods_that_offload_are_refused_where_the_host_selects() {
+    let refused = |spec: &str, d: usize| {
+        let method = configure(&expand_grid(spec).unwrap().remove(0), &Policy::default()).unwrap();
+        check_offloading(&[method], KvShape { kv_heads: 2, d, dtype: KvDtype::Bf16 }).map_err(|e| e.to_string())
+    };
+    for taken in
+        ["hip:offload=true", "hip:preset=paper,offload=true", "hip:top_r=8", "hip:k=64,per=kv_head,offload=true"]
+    {
+        assert_eq!(refused(taken, 128), Ok(()), "{taken}");
+    }
+    for (spec, d, why) in [
+        ("hip:offload=true", 320, "heads have 320 channels"),
+        ("hip:top_r=8,offload=true", 128, "top_r=8"),
+        ("full>hip:preset=repo,offload=true", 128, "chunks=aligned"),
+    ] {
+        let error = refused(spec, d).unwrap_err();
+        assert!(error.contains(why) && error.contains("the host selects"), "{spec}: {error}");
+    }
+}
+
 use spattn_attention::{Policy, expand_grid};
 use spattn_model::config::RopeScaling;
 use spattn_model::decoder::Dimensions;
