@@ -132,6 +132,21 @@ __device__ void gather_channels(const uint32_t* rows, const T* from, uint64_t ro
     out[to * padded + i] = i < count ? x[own[i]] : from_f32<T>(0.0f);
 }
 
+// A bit for each of a warp's first `outputs` products that is positive, 32 in a word: word w of row r is out[w * stride + r]. All lanes of
+// a warp must call this.
+__device__ __forceinline__ void write_signs(const float (&products)[OWN_ROWS][OWN], int outputs, uint32_t rows, uint32_t* out,
+                                            uint64_t stride) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < OWN_ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const uint32_t word = __ballot_sync(~0u, lane + 32 * i < outputs && products[r][i] > 0.0f);
+            const uint32_t row = warp * OWN_ROWS + r;
+            if (lane == 0 && 32 * i < outputs && row < rows) out[i * stride + row] = word;
+        }
+}
+
 // Blocks: 64 candidates, nets. Net `kv_head * nets + i` maps the keys of a KV head; a model's nets are repeated for further heads.
 // Signatures are `[net][word][stride]`, a bit for each positive output.
 template <typename T>
@@ -163,14 +178,7 @@ __device__ void sign_keys(const T* keys, uint64_t head_stride, uint32_t tokens, 
             }
     }
     const int words = (bits + 31) / 32;
-#pragma unroll
-    for (int r = 0; r < OWN_ROWS; ++r)
-#pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            const uint32_t word = __ballot_sync(~0u, lane + 32 * i < bits && of_rows[r][i] > 0.0f);
-            const uint32_t row = warp * OWN_ROWS + r;
-            if (lane == 0 && i < words && row < rows) out[(static_cast<uint64_t>(blockIdx.y) * words + i) * stride + first + row] = word;
-        }
+    write_signs(of_rows, bits, rows, out + static_cast<uint64_t>(blockIdx.y) * words * stride + first, stride);
 }
 
 // Blocks: query heads, rows. Signatures of queries by the net of their head, `[row][head][word]`. All weights are loaded before the first
@@ -303,7 +311,7 @@ __device__ void sign_lengthened(const T* keys, uint64_t head_stride, uint32_t to
                                 const float* further, const double* lengths, const unsigned long long* longest,
                                 const float* normals, int bits, uint32_t* out, uint64_t stride) {
     extern __shared__ float shared[];
-    const int width = d + 1 + (further ? 1 : 0), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int width = d + 1 + (further ? 1 : 0);
     const int first_bit = blockIdx.z * WIDEST, outputs = min(WIDEST, bits - first_bit), words = (bits + 31) / 32;
     float *x = shared, *weights = shared + ROWS * width;
     const uint32_t first = blockIdx.x * ROWS, rows = min(ROWS, tokens - first), head = blockIdx.y;
@@ -325,15 +333,7 @@ __device__ void sign_lengthened(const T* keys, uint64_t head_stride, uint32_t to
     __syncthreads();
     float of_rows[OWN_ROWS][OWN];
     multiply_rows(x, weights, outputs, width, of_rows);
-#pragma unroll
-    for (int r = 0; r < OWN_ROWS; ++r)
-#pragma unroll
-        for (int i = 0; i < OWN; ++i) {
-            const uint32_t word = __ballot_sync(~0u, lane + 32 * i < outputs && of_rows[r][i] > 0.0f);
-            const uint32_t row = warp * OWN_ROWS + r;
-            if (lane == 0 && 32 * i < outputs && row < rows)
-                out[(static_cast<uint64_t>(head) * words + first_bit / 32 + i) * stride + first + row] = word;
-        }
+    write_signs(of_rows, outputs, rows, out + (static_cast<uint64_t>(head) * words + first_bit / 32) * stride + first, stride);
 }
 
 #define MAPS(T, NAME)                                                                                                   \
