@@ -5,8 +5,9 @@
 // Arrays (elements of the kernel's type unless said otherwise, every base address a multiple of 16 bytes)
 //   q      [rows][q_stride], head h at h * d; q_stride >= heads * d, a multiple of 8.
 //   k, v   [kv_heads][capacity][d], heads kv_stride elements apart (a multiple of 8).
-//   begins u64 [block][list][block_rows] and one more: where each row's tokens begin. Rows beyond the last have no tokens.
-//   tokens u32, each token of a row once; weights f32, added to scaled logits, or null for zeros.
+//   begins u32 [block][list][block_rows] and one more: where each row's slices begin. Rows beyond the last have no slices.
+//   slices stretches of the following arrays, each with a group that it leaves out. No two slices of a row have a token in common.
+//   tokens u32; weights f32, added to scaled logits, or null for zeros; groups u32, or null if no slice leaves one out.
 //   partials f32 [row][head][d + 2]: the maximum (a logit times log2 e), the sum of exponentials below it, and d sums of values. A row
 //   without tokens has -infinity and zero; its sums of values are not written.
 //
@@ -16,8 +17,8 @@
 //   scale   positive
 //
 // How it works. A warp takes one row of one head. Groups of lanes read one key or value each, 16 bytes per lane, so that the warp reads
-// several at once; each group keeps its own softmax. Four keys and four values per lane are in flight. Token numbers are loaded 32 at a
-// time, one round ahead. Blocks that run at the same time belong to one head, so its keys stay in the second-level cache.
+// several at once; each group keeps its own softmax. Four keys and four values per lane are in flight. Token numbers of a slice are loaded
+// 32 at a time, one round ahead. Blocks that run at the same time belong to one head, so its keys stay in the second-level cache.
 
 #include "common.cuh"
 #include "numbers.cuh"
@@ -31,11 +32,18 @@ constexpr int WARPS = 4;
 // Keys, and values, that a lane has in flight.
 constexpr int TOGETHER = 4;
 
+// A stretch of the tokens, without those of one group.
+struct Slice {
+    uint32_t begin, end, without;
+};
+
 // The rows' tokens, and where their partials are written.
 struct Own {
-    const uint64_t* begins;
+    const uint32_t* begins;
+    const Slice* slices;
     const uint32_t* tokens;
     const float* weights;
+    const uint32_t* groups;
     float* partials;
     uint32_t block_rows, lists;
 };
@@ -82,15 +90,12 @@ template <typename T, int LANES> __device__ __forceinline__ void attend(const Pr
     if (row >= problem.rows) return;
     const uint32_t block = row / own.block_rows, list = head / (heads / static_cast<int>(own.lists));
     const size_t index = (static_cast<size_t>(block) * own.lists + list) * own.block_rows + row % own.block_rows;
-    const uint64_t begin = own.begins[index];
-    const uint32_t count = static_cast<uint32_t>(own.begins[index + 1] - begin);
+    const uint32_t first_slice = own.begins[index], end_slice = own.begins[index + 1];
     float* const partial = own.partials + (static_cast<size_t>(row) * heads + head) * (d + 2);
-    if (count == 0) {
+    if (first_slice == end_slice) {
         if (lane == 0) *reinterpret_cast<float2*>(partial) = make_float2(-CUDART_INF_F, 0.0f);
         return;
     }
-    const uint32_t* tokens = own.tokens + begin;
-    const float* weights = own.weights ? own.weights + begin : nullptr;
     // Lanes beyond the head's width read its first piece and ignore it.
     const bool is_inside = PIECE * piece < d;
     const int channel = is_inside ? PIECE * piece : 0;
@@ -101,56 +106,60 @@ template <typename T, int LANES> __device__ __forceinline__ void attend(const Pr
 #pragma unroll
     for (int i = 0; i < PIECE; ++i) query[i] *= is_inside ? problem.scale * LOG2_E : 0.0f;
 
-    // Beyond the row's last token, token 0 is read, which always exists; its weight is 0.
-    auto token_at = [&](uint32_t at) { return at < count ? tokens[at] : 0u; };
-    auto weight_at = [&](uint32_t at) {
-        if (at >= count) return -CUDART_INF_F;
-        return weights ? weights[at] * LOG2_E : 0.0f;
-    };
     Sums sums;
-    uint32_t next_token = token_at(lane);
-    float next_weight = weight_at(lane);
-    for (uint32_t first = 0; first < count; first += 32) {
-        const uint32_t own_token = next_token;
-        const float own_weight = next_weight;
-        next_token = token_at(first + 32 + lane), next_weight = weight_at(first + 32 + lane);
-        for (uint32_t step = 0; step < 32 && first + step < count; step += STEP) {
-            Piece<T> keys[TOGETHER], values[TOGETHER];
-            float logits[TOGETHER];
+    for (uint32_t number = first_slice; number < end_slice; ++number) {
+        const Slice slice = own.slices[number];
+        // Beyond the slice's last token, and for tokens that are left out, token 0 is read, which always exists; its weight is 0.
+        auto is_seen = [&](uint32_t at) { return at < slice.end && !(own.groups && own.groups[at] == slice.without); };
+        auto token_at = [&](uint32_t at) { return is_seen(at) ? own.tokens[at] : 0u; };
+        auto weight_at = [&](uint32_t at) {
+            if (!is_seen(at)) return -CUDART_INF_F;
+            return own.weights ? own.weights[at] * LOG2_E : 0.0f;
+        };
+        uint32_t next_token = token_at(slice.begin + lane);
+        float next_weight = weight_at(slice.begin + lane);
+        for (uint32_t first = slice.begin; first < slice.end; first += 32) {
+            const uint32_t own_token = next_token;
+            const float own_weight = next_weight;
+            next_token = token_at(first + 32 + lane), next_weight = weight_at(first + 32 + lane);
+            for (uint32_t step = 0; step < 32 && first + step < slice.end; step += STEP) {
+                Piece<T> keys[TOGETHER], values[TOGETHER];
+                float logits[TOGETHER];
 #pragma unroll
-            for (int u = 0; u < TOGETHER; ++u) {
-                const size_t at = static_cast<size_t>(__shfl_sync(~0u, own_token, step + u * KEYS + key)) * d;
-                keys[u] = load_piece(k + at), values[u] = load_piece(v + at);
-            }
+                for (int u = 0; u < TOGETHER; ++u) {
+                    const size_t at = static_cast<size_t>(__shfl_sync(~0u, own_token, step + u * KEYS + key)) * d;
+                    keys[u] = load_piece(k + at), values[u] = load_piece(v + at);
+                }
 #pragma unroll
-            for (int u = 0; u < TOGETHER; ++u) {
-                float wide[PIECE];
-                widen_piece(keys[u], wide);
-                logits[u] = 0.0f;
+                for (int u = 0; u < TOGETHER; ++u) {
+                    float wide[PIECE];
+                    widen_piece(keys[u], wide);
+                    logits[u] = 0.0f;
 #pragma unroll
-                for (int i = 0; i < PIECE; ++i) logits[u] += query[i] * wide[i];
-            }
+                    for (int i = 0; i < PIECE; ++i) logits[u] += query[i] * wide[i];
+                }
 #pragma unroll
-            for (int to = LANES / 2; to > 0; to /= 2) {
+                for (int to = LANES / 2; to > 0; to /= 2) {
 #pragma unroll
-                for (int u = 0; u < TOGETHER; ++u) logits[u] += __shfl_xor_sync(~0u, logits[u], to);
-            }
-            float top = sums.maximum;
+                    for (int u = 0; u < TOGETHER; ++u) logits[u] += __shfl_xor_sync(~0u, logits[u], to);
+                }
+                float top = sums.maximum;
 #pragma unroll
-            for (int u = 0; u < TOGETHER; ++u) {
-                logits[u] += __shfl_sync(~0u, own_weight, step + u * KEYS + key);
-                top = fmaxf(top, logits[u]);
-            }
-            sums.lift(top);
-            const float base = base_of(top);
+                for (int u = 0; u < TOGETHER; ++u) {
+                    logits[u] += __shfl_sync(~0u, own_weight, step + u * KEYS + key);
+                    top = fmaxf(top, logits[u]);
+                }
+                sums.lift(top);
+                const float base = base_of(top);
 #pragma unroll
-            for (int u = 0; u < TOGETHER; ++u) {
-                float wide[PIECE];
-                widen_piece(values[u], wide);
-                const float weight = exp2_fast(logits[u] - base);
-                sums.sum += weight;
+                for (int u = 0; u < TOGETHER; ++u) {
+                    float wide[PIECE];
+                    widen_piece(values[u], wide);
+                    const float weight = exp2_fast(logits[u] - base);
+                    sums.sum += weight;
 #pragma unroll
-                for (int i = 0; i < PIECE; ++i) sums.values[i] += weight * wide[i];
+                    for (int i = 0; i < PIECE; ++i) sums.values[i] += weight * wide[i];
+                }
             }
         }
     }

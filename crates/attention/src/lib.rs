@@ -46,6 +46,7 @@ pub use prefill::mask::{
     BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
     SearchedPlan, WeightedToken,
 };
+pub use prefill::shared_tokens::{RowSlices, SharedTokens, SliceBounds, TokenSlice};
 pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prefix_stats::{

@@ -6,7 +6,7 @@ use cudarc::driver::{DeviceRepr, LaunchConfig};
 use super::block_shape::{BlockShape, LIST_STEP};
 use super::buffer::reserved;
 use super::launch::Cache;
-use super::per_row_tokens::{OwnTokens, PerRowTokens};
+use super::per_row_tokens::{OwnTokens, PerRowSlices, PerRowTokens, SharedList};
 use super::prefill::{Rows, addresses};
 use super::tree::{DeviceTree, Tree};
 use super::{Buffer, Gpu, GpuError, HostDeviceVec, Plain, Storage, failed};
@@ -130,6 +130,28 @@ impl BlockLists {
     /// If the number of lists is wrong, or one has more rows than a block.
     pub fn set_own(&mut self, gpu: &Gpu, blocks: &[&PerRowTokens], heads: (usize, usize)) -> Result<(), GpuError> {
         self.own.set(gpu, &self.shape, blocks, heads)
+    }
+
+    /// Sets the tokens that the rows of each list share. They stay when the lists are [resized](Self::resize), until others are set.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a token has no weight or no group.
+    pub fn set_shared(&mut self, gpu: &Gpu, lists: &[SharedList<'_>]) -> Result<(), GpuError> {
+        self.own.set_shared(gpu, lists)
+    }
+
+    /// Like [`set_own`](Self::set_own), with slices of the [shared tokens](Self::set_shared) of each list.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If the number of lists is wrong, one has more rows than a block, or a slice ends beyond the shared tokens.
+    pub fn set_slices(&mut self, gpu: &Gpu, blocks: &[&PerRowSlices], heads: (usize, usize)) -> Result<(), GpuError> {
+        self.own.set_slices(gpu, &self.shape, blocks, heads)
     }
 
     /// Writes the lists, `[block][list]`, each given as runs.

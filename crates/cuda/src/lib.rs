@@ -91,7 +91,7 @@ pub use launch::{
 };
 pub use maps::{Directions, Nets, Signatures, TieOrder, maps_fit};
 pub use peers::Link;
-pub use per_row_tokens::PerRowTokens;
+pub use per_row_tokens::{PerRowSlices, PerRowTokens, SharedList, Slice};
 pub use prefill::{LayerRule, Rows};
 pub use quantised::QuantisedMatrix;
 pub use queries::{IndexRows, PageBounds, Pages, ProjectedQueries, Queries};

@@ -28,12 +28,15 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::ParamInfo;
-use super::lines::{Static, all_pairs};
+use super::lines::{Static, all_pairs, of_each_head};
 use super::planes::RandomPlanes;
 use super::prefill_only::PrefillOnly;
 use crate::cost::Cost;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, WeightedToken, least_reaching, mix_seed};
+use crate::{
+    Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, RowSlices, SharedTokens, SliceBounds, TokenSlice, Tuned,
+    WeightedToken, least_reaching, mix_seed,
+};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "hyper_attention",
@@ -90,16 +93,19 @@ struct Halves {
 
 /// Two halves, sorted and sampled.
 struct Sorted {
-    keys: Range<usize>,
-    /// Tokens of the keys, sorted by hash.
-    order: Vec<u32>,
-    /// Block of each key in that order.
-    key_blocks: Vec<u32>,
     queries: Range<usize>,
     /// Block of each query in the order of the queries' hashes.
     query_blocks: Vec<u32>,
-    /// Tokens drawn, ascending, with the logarithms of their weights.
-    draws: Vec<WeightedToken>,
+    /// Place of the keys among the shared tokens: block after block of the order by hash.
+    keys: Range<u32>,
+    /// Place of the draws, each in the group of its block.
+    draws: Range<u32>,
+}
+
+/// All halves of a prompt at one query head.
+struct Head {
+    shared: Arc<SharedTokens>,
+    halves: Vec<Sorted>,
 }
 
 /// Returns the halves that are sorted and sampled, in any order, and for each token the start of the stretch that it attends exactly.
@@ -154,18 +160,37 @@ impl HyperAttention {
         bits.chunks_exact(planes.words()).map(|words| gray_rank(words[0])).collect()
     }
 
-    fn sorted(&self, halves: &Halves, keys: &[u64], queries: &[u64], sample: usize, seed: u64) -> Sorted {
-        let (key_blocks, order) = sorted_blocks(keys, halves.keys.clone(), self.block);
-        let (query_blocks, _) = sorted_blocks(queries, halves.queries.clone(), self.block);
-        let sample = match self.sample {
-            _ if halves.queries.len() <= self.block => 0,
+    /// Largest number of draws from the keys of two halves that differ; `sample` is the number asked for.
+    fn draws(&self, Halves { keys, queries }: &Halves, sample: usize) -> usize {
+        match self.sample {
+            _ if queries.len() <= self.block => 0,
             Tuned::Value(_) => sample,
             // At 8 draws per key, all but 0.03 % of the keys are drawn.
-            Tuned::Density(_) => sample.min(8 * halves.keys.len()),
-        };
-        let draws = draw(halves.keys.clone(), sample, mix_seed(seed, halves.queries.start as u64));
-        let Halves { keys, queries } = halves.clone();
-        Sorted { keys, order, key_blocks, queries, query_blocks, draws }
+            Tuned::Density(_) => sample.min(8 * keys.len()),
+        }
+    }
+
+    /// Sorts the keys and queries of two halves and draws from the keys. Adds the keys and the draws to `shared`.
+    fn sorted(
+        &self,
+        halves: &Halves,
+        (keys, queries): (&[u64], &[u64]),
+        (sample, seed): (usize, u64),
+        shared: &mut SharedTokens,
+    ) -> Sorted {
+        let (key_blocks, mut order) = sorted_blocks(keys, halves.keys.clone(), self.block);
+        let (query_blocks, _) = sorted_blocks(queries, halves.queries.clone(), self.block);
+        let mut places = order.chunks_mut(self.block).map(|block| {
+            block.sort_unstable();
+            shared.push(block.iter().map(|token| (WeightedToken::plain(*token), SharedTokens::NO_GROUP)))
+        });
+        let first = places.next().map_or(0, |place| place.start);
+        let keys = first..first + halves.keys.len() as u32;
+        places.for_each(drop);
+        let draws = draw(halves.keys.clone(), self.draws(halves, sample), mix_seed(seed, halves.queries.start as u64));
+        let group = |drawn: &WeightedToken| key_blocks[drawn.token as usize - halves.keys.start];
+        let draws = shared.push(draws.into_iter().map(|drawn| (drawn, group(&drawn))));
+        Sorted { queries: halves.queries.clone(), query_blocks, keys, draws }
     }
 
     /// Number of draws that meets a density. A row attends its exact tokens, its blocks, and the expected number of
@@ -213,13 +238,25 @@ fn exact_start(starts: &[usize], fixed: Static, position: usize) -> usize {
 }
 
 impl Sorted {
-    /// The tokens of the earlier half that a query of the later half attends.
-    fn tokens(&self, query: usize, size: usize) -> impl Iterator<Item = WeightedToken> {
+    /// The tokens of the earlier half that a query of the later half attends: its block, and the draws from others.
+    fn slices(&self, query: usize, size: usize) -> [TokenSlice; 2] {
         let block = self.query_blocks[query - self.queries.start];
-        let first = block as usize * size;
-        let own = self.order[first..(first + size).min(self.order.len())].iter().copied().map(WeightedToken::plain);
-        let is_other = move |draw: &WeightedToken| self.key_blocks[draw.token as usize - self.keys.start] != block;
-        own.chain(self.draws.iter().copied().filter(is_other))
+        let place = |block: usize| (self.keys.start as usize + block * size).min(self.keys.end as usize) as u32;
+        let own = place(block as usize)..place(block as usize + 1);
+        [TokenSlice { range: own, without: None }, TokenSlice { range: self.draws.clone(), without: Some(block) }]
+    }
+}
+
+impl Head {
+    /// The mask of some rows, each of which attends its stretch from `starts` on.
+    fn mask(&self, rows: &Range<usize>, sink: usize, starts: Vec<usize>, size: usize) -> Mask {
+        let meets = |sorted: &&Sorted| sorted.queries.start < rows.end && rows.start < sorted.queries.end;
+        let here: Vec<&Sorted> = self.halves.iter().filter(meets).collect();
+        let of_row = |row: usize| {
+            let of_halves = here.iter().filter(|sorted| sorted.queries.contains(&row));
+            of_halves.flat_map(|sorted| sorted.slices(row, size)).filter(|slice| !slice.range.is_empty()).collect()
+        };
+        Mask::sliced(sink, starts, RowSlices { of: self.shared.clone(), rows: rows.clone().map(of_row).collect() })
     }
 }
 
@@ -228,20 +265,16 @@ impl PromptMask for HyperAttention {
         64
     }
 
-    /// The bound is that of the last row, which is in the later half at each level of the recursion.
-    fn own_tokens(&self, tokens: usize) -> usize {
-        let mut sum = 0;
-        let mut stretch = 0..tokens;
-        while let Some(Halves { keys, queries }) = halves_of(&stretch, self.least) {
-            let draws = match self.sample {
-                _ if queries.len() <= self.block => 0,
-                Tuned::Value(sample) => sample,
-                Tuned::Density(_) => keys.len(),
-            };
-            sum += keys.len().min(self.block.saturating_add(draws));
-            stretch = queries;
-        }
-        sum
+    /// A row has most slices if it is the last, which is in the later half at each level of the recursion.
+    fn slice_bounds(&self, tokens: usize) -> SliceBounds {
+        let (halves, _) = recursion(tokens, self.least);
+        let sample = match self.sample {
+            Tuned::Value(sample) => sample,
+            Tuned::Density(_) => usize::MAX,
+        };
+        let of_halves = |halves: &Halves| halves.keys.len() + self.draws(halves, sample).min(halves.keys.len());
+        let of_last = halves.iter().filter(|halves| halves.queries.end == tokens).count();
+        SliceBounds { tokens: halves.iter().map(of_halves).sum(), slices: 2 * of_last }
     }
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
@@ -253,24 +286,18 @@ impl PromptMask for HyperAttention {
         };
         let (halves, starts) = recursion(tokens, self.least);
         let keys = self.hashes(&prompt.keys.slice(0..tokens, d).to_f32(), d, cost);
-        let heads: Vec<Vec<Sorted>> = (0..prompt.group)
-            .map(|head| {
-                let queries = self.hashes(prompt.head(head), d, cost);
-                let seed = mix_seed(prompt.seed, head as u64);
-                halves.iter().map(|halves| self.sorted(halves, &keys, &queries, sample, seed)).collect()
-            })
-            .collect();
+        let heads = of_each_head(prompt.group, cost, |head, cost| {
+            let queries = self.hashes(prompt.head(head), d, cost);
+            let seed = mix_seed(prompt.seed, head as u64);
+            let mut shared = SharedTokens::default();
+            let sorted = |halves| self.sorted(halves, (&keys, &queries), (sample, seed), &mut shared);
+            let halves = halves.iter().map(sorted).collect();
+            Head { shared: Arc::new(shared), halves }
+        });
         Box::new(move |block| {
             let rows = block.first..block.first + block.rows;
-            let mask = |halves: &Vec<Sorted>| {
-                let own = |position: usize| {
-                    let of_halves = halves.iter().filter(|sorted| sorted.queries.contains(&position));
-                    of_halves.flat_map(|sorted| sorted.tokens(position, self.block)).collect()
-                };
-                let exact = rows.clone().map(|position| exact_start(&starts, fixed, position)).collect();
-                let common = (0..fixed.sink.min(rows.end) as u32).collect();
-                Mask { own: rows.clone().map(own).collect(), ..Mask::new(common, exact) }
-            };
+            let exact: Vec<usize> = rows.clone().map(|position| exact_start(&starts, fixed, position)).collect();
+            let mask = |head: &Head| head.mask(&rows, fixed.sink.min(rows.end), exact.clone(), self.block);
             Masks::PerHead(heads.iter().map(mask).collect())
         })
     }
@@ -279,7 +306,7 @@ impl PromptMask for HyperAttention {
 #[cfg(test)]
 mod tests {
     use super::super::planes::gaussians;
-    use super::{draw, gray_rank, recursion};
+    use super::{draw, gray_rank};
     use crate::prefill::testing::{D, Layer, is_static, method, score_flops};
     use crate::{Policy, PrefillPattern};
     use std::collections::{BTreeMap, BTreeSet};
@@ -333,22 +360,25 @@ mod tests {
     }
 
     #[test]
-    fn the_last_row_may_have_most_tokens_of_its_own() {
+    fn slices_and_shared_tokens_are_no_more_than_their_bounds() {
+        let policy = Policy { sink: 0, local: 0, ..Policy::default() };
         for (sample, block, least) in [(0, 8, 1), (5, 2, 3), (1000, 16, 10), (7, 64, 32)] {
             let spec = format!("hyper_attention:sample={sample},block={block},min_seq_len={least}");
-            let method = method(&spec, &Policy { sink: 0, local: 0, ..Policy::default() });
-            let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { panic!("a planned mask") };
-            for tokens in 1..400 {
-                let (halves, _) = recursion(tokens, least);
-                let of_row = |row: usize| -> usize {
-                    let of_halves = halves.iter().filter(|halves| halves.queries.contains(&row));
-                    let most = |halves: &super::Halves| {
-                        let draws = if halves.queries.len() <= block { 0 } else { sample };
-                        halves.keys.len().min(block + draws)
-                    };
-                    of_halves.map(most).sum()
+            for tokens in [1, 2, 31, 64, 65, 200, 231] {
+                let method = method(&spec, &policy);
+                let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else {
+                    panic!("a planned mask")
                 };
-                assert_eq!(mask.own_tokens(tokens), (0..tokens).map(of_row).max().unwrap(), "{spec}, {tokens} tokens");
+                let (masks, _) = Layer::new(tokens, 4, 2).masks(&method);
+                let slices: Vec<_> = masks.iter().flatten().filter_map(|mask| mask.slices.as_ref()).collect();
+                let bounds = mask.slice_bounds(tokens);
+                let most = slices.iter().map(|slices| slices.of.tokens().len()).max().unwrap();
+                assert!(most <= bounds.tokens, "{spec}, {tokens} tokens: {most} of {bounds:?}");
+                assert!(sample > 0 || most == bounds.tokens, "{spec}, {tokens} tokens: {most} of {bounds:?}");
+                let most = slices.iter().flat_map(|slices| &slices.rows).map(Vec::len).max().unwrap();
+                assert!(most <= bounds.slices, "{spec}, {tokens} tokens: {most} of {bounds:?}");
+                let levels = (0..).scan(tokens, |left, _| (*left > least && *left / 2 >= least).then(|| *left /= 2));
+                assert_eq!(bounds.slices, 2 * levels.count(), "{spec}, {tokens} tokens");
             }
         }
     }

@@ -25,7 +25,10 @@ use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::entry::{MethodEntry, Preset, SEED};
 use crate::types::scores::score_into;
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, WeightedToken, mix_seed};
+use crate::{
+    Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, RowSlices, SharedTokens, SliceBounds, TokenSlice, Tuned,
+    WeightedToken, mix_seed,
+};
 use spattn_kernels::Rows;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -68,6 +71,10 @@ struct Round {
     rotation: Vec<f32>,
     /// Bucket and token of each key, ascending.
     keys: Vec<(u32, u32)>,
+    /// Tokens of a chunk.
+    size: usize,
+    /// The tokens of the sorted keys, chunk after chunk; those of a chunk ascend.
+    chunks: Arc<SharedTokens>,
 }
 
 impl Round {
@@ -78,16 +85,23 @@ impl Round {
         let rotation = gaussians(half * d, seed);
         let mut keys: Vec<(u32, u32)> = buckets(&keys.to_f32(), &rotation, d, cost).into_iter().zip(0..).collect();
         keys.sort_unstable();
-        Self { rotation, keys }
+        let mut chunks = SharedTokens::default();
+        for chunk in keys.chunks(size) {
+            let mut tokens: Vec<u32> = chunk.iter().map(|(_, token)| *token).collect();
+            tokens.sort_unstable();
+            chunks.push(tokens.into_iter().map(|token| (WeightedToken::plain(token), SharedTokens::NO_GROUP)));
+        }
+        Self { rotation, keys, size, chunks: Arc::new(chunks) }
     }
 
-    /// The tokens up to `position` in the two chunks of a query with this bucket.
-    fn tokens(&self, bucket: u32, position: usize, size: usize) -> impl Iterator<Item = u32> {
+    /// The chunk of a query with this bucket, and the one before if there is one; later tokens are among theirs.
+    fn slices(&self, bucket: u32, position: usize) -> Vec<TokenSlice> {
         let rank = self.keys.partition_point(|key| *key < (bucket, position as u32));
         // A query that sorts after all keys belongs to the last chunk.
-        let chunk = rank.min(self.keys.len() - 1) / size;
-        let chunks = chunk.saturating_sub(1) * size..((chunk + 1) * size).min(self.keys.len());
-        self.keys[chunks].iter().map(|(_, token)| *token).filter(move |token| *token as usize <= position)
+        let chunk = rank.min(self.keys.len() - 1) / self.size;
+        let place = |chunk: usize| (chunk * self.size).min(self.keys.len()) as u32;
+        let slice = |chunk: usize| TokenSlice { range: place(chunk)..place(chunk + 1), without: None };
+        (chunk.saturating_sub(1)..chunk + 1).map(slice).collect()
     }
 }
 
@@ -119,7 +133,6 @@ fn largest(x: &[f32]) -> u32 {
 
 /// The chunks that one query head attends.
 struct Chunks {
-    size: usize,
     rounds: Arc<Vec<Round>>,
     /// Buckets of the queries, for each round.
     queries: Vec<Vec<u32>>,
@@ -127,19 +140,30 @@ struct Chunks {
 }
 
 impl Chunks {
-    /// Tokens that a row attends beside the static ones; some may be listed twice.
-    fn tokens(&self, position: usize) -> Vec<u32> {
+    /// Tokens up to a row that any round gives it; some may be listed twice.
+    fn tokens(&self, position: usize) -> Vec<WeightedToken> {
         let of_round = |(round, queries): (&Round, &Vec<u32>)| {
-            round.tokens(queries[position], position, self.size).collect::<Vec<u32>>()
+            let slices = round.slices(queries[position], position);
+            let tokens = slices.iter().flat_map(|slice| round.chunks.of(slice));
+            tokens.filter(|own| own.token as usize <= position).collect::<Vec<WeightedToken>>()
         };
         self.rounds.iter().zip(&self.queries).flat_map(of_round).collect()
     }
 
     fn mask(&self, rows: Range<usize>) -> Mask {
-        let own = |position: usize| self.tokens(position).into_iter().map(WeightedToken::plain).collect();
-        let common = (0..self.fixed.sink.min(rows.end) as u32).collect();
+        let sink = self.fixed.sink.min(rows.end);
         let starts = rows.clone().map(|position| self.fixed.start(position)).collect();
-        Mask { own: rows.map(own).collect(), ..Mask::new(common, starts) }
+        match (&self.rounds[..], &self.queries[..]) {
+            ([round], [queries]) => {
+                let rows = rows.map(|position| round.slices(queries[position], position)).collect();
+                Mask::sliced(sink, starts, RowSlices { of: round.chunks.clone(), rows })
+            }
+            // Chunks of several rounds may have tokens in common.
+            _ => Mask {
+                own: rows.map(|position| self.tokens(position)).collect(),
+                ..Mask::new((0..sink as u32).collect(), starts)
+            },
+        }
     }
 }
 
@@ -152,7 +176,7 @@ impl Reformer {
         let rounds: Arc<Vec<Round>> = Arc::new((0..self.hashes).map(round).collect());
         let of_head = |head: usize| {
             let queries = rounds.iter().map(|round| buckets(prompt.head(head), &round.rotation, d, cost)).collect();
-            Chunks { size, rounds: rounds.clone(), queries, fixed }
+            Chunks { rounds: rounds.clone(), queries, fixed }
         };
         (0..prompt.group).map(of_head).collect()
     }
@@ -197,8 +221,16 @@ impl PromptMask for Reformer {
 
     fn own_tokens(&self, tokens: usize) -> usize {
         match self.bucket {
+            _ if self.hashes == 1 => 0,
             Tuned::Value(bucket) => (self.hashes * 2 * bucket).min(tokens),
             Tuned::Density(_) => tokens,
+        }
+    }
+
+    fn slice_bounds(&self, tokens: usize) -> SliceBounds {
+        match self.hashes {
+            1 => SliceBounds { tokens, slices: 2 },
+            _ => SliceBounds::default(),
         }
     }
 

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -18,12 +19,13 @@ use crate::prefill::mask::{
     BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
     SearchedPlan, WeightedToken,
 };
+use crate::prefill::shared_tokens::{SharedTokens, TokenSlice};
 use crate::prefill::sparse_prefill::{SparsePrefill, planned};
 use crate::types::positions::Positions;
 use crate::types::seed::head_seed;
 use spattn_cuda::{
-    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, HostDeviceVec, PerRowTokens, PromptSearch, Rows, Run,
-    Searched, Timeline,
+    BlockLists, BlockShape, Buffer, Cache, Gpu, GpuError, HostDeviceVec, PerRowSlices, PerRowTokens, PromptSearch,
+    Rows, Run, Searched, SharedList, Slice, Timeline,
 };
 
 /// Why a device could not attend rows of a prompt.
@@ -295,7 +297,7 @@ impl SparsePrefill<'_> {
         cache: &Cache<'_>,
     ) -> Result<Option<BlockCost>, GpuError> {
         let placed = self.placed(layer, (block_rows, masks), rows, 0..rows.count.div_ceil(block_rows), cache);
-        match placed.iter().flatten().all(|list| list.own.tokens() == 0) {
+        match placed.iter().flatten().all(|list| list.own.is_empty()) {
             true => send(gpu, to, &placed, block_rows, rows, cache),
             false => Ok(None),
         }
@@ -452,8 +454,9 @@ fn look_ahead(
 /// Number of single-row tokens in a block's lists, `[kv_head]`, if heads share no list.
 fn own_tokens(block: &[Vec<Placed>]) -> usize {
     let heads = block.iter().map(Vec::len).max().unwrap_or(0);
-    let of_lists =
-        |lists: &Vec<Placed>| lists.iter().map(|list| list.own.tokens()).sum::<usize>() * (heads / lists.len().max(1));
+    let of_lists = |lists: &Vec<Placed>| {
+        lists.iter().map(|list| list.own.uploaded()).sum::<usize>() * (heads / lists.len().max(1))
+    };
     block.iter().map(of_lists).sum()
 }
 
@@ -490,9 +493,37 @@ fn send(
     if diagonals.iter().any(|distances| !distances.is_empty()) {
         to.set_diagonals(gpu, &diagonals, rows.first + rows.count - 1)?;
     }
-    let own: Vec<&PerRowTokens> = placed.iter().map(|placed| &placed.own).collect();
-    to.set_own(gpu, &own, (rows.heads, cache.d))?;
+    set_own(gpu, to, &placed, lists, rows, cache)?;
     Ok(Some(BlockCost::new(attended, context(rows), rows.count, cache.d)))
+}
+
+/// Uploads what single rows attend, from `placed` `[block][list]`. The first rows of a prompt bring the shared tokens, which stay for all others.
+fn set_own(
+    gpu: &Gpu,
+    to: &mut BlockLists,
+    placed: &[&Placed],
+    lists: usize,
+    rows: &Rows<'_>,
+    cache: &Cache<'_>,
+) -> Result<(), GpuError> {
+    let tokens: Option<Vec<&PerRowTokens>> = placed.iter().map(|placed| placed.own.tokens()).collect();
+    if let Some(tokens) = tokens {
+        return to.set_own(gpu, &tokens, (rows.heads, cache.d));
+    }
+    let slices: Option<Vec<_>> = placed.iter().map(|placed| placed.own.slices()).collect();
+    let slices = slices.expect("all blocks of a plan have slices, or none has");
+    let (shared, slices): (Vec<&Arc<SharedTokens>>, Vec<&PerRowSlices>) = slices.into_iter().unzip();
+    let is_same = |(i, of): (usize, &&Arc<SharedTokens>)| Arc::ptr_eq(of, shared[i % lists]);
+    debug_assert!(shared.iter().enumerate().all(is_same), "all blocks of a list have slices of the same tokens");
+    if rows.first == 0 {
+        let list = |of: &&Arc<SharedTokens>| SharedList {
+            tokens: of.tokens(),
+            log_weights: of.log_weights(),
+            groups: of.groups(),
+        };
+        to.set_shared(gpu, &shared[..lists].iter().map(list).collect::<Vec<_>>())?;
+    }
+    to.set_slices(gpu, &slices, (rows.heads, cache.d))
 }
 
 /// Computes the masks of a block from its position, without queries and keys.
@@ -520,10 +551,43 @@ struct Placed {
     slashes: Vec<usize>,
     /// Start of each row's band.
     starts: Vec<u32>,
-    /// Single-row tokens; empty if no row has any.
-    own: PerRowTokens,
+    /// What single rows attend besides.
+    own: OfRows,
     /// Number of attended tokens, summed over rows.
     seen: usize,
+}
+
+/// Tokens of single rows.
+enum OfRows {
+    /// The tokens of each row; empty if no row has any.
+    Tokens(PerRowTokens),
+    /// Slices of shared tokens.
+    Slices(Arc<SharedTokens>, PerRowSlices),
+}
+
+impl OfRows {
+    fn tokens(&self) -> Option<&PerRowTokens> {
+        match self {
+            Self::Tokens(tokens) => Some(tokens),
+            Self::Slices(..) => None,
+        }
+    }
+
+    fn slices(&self) -> Option<(&Arc<SharedTokens>, &PerRowSlices)> {
+        match self {
+            Self::Tokens(_) => None,
+            Self::Slices(of, slices) => Some((of, slices)),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.uploaded() == 0 && self.slices().is_none()
+    }
+
+    /// Number of tokens that are uploaded with each block.
+    fn uploaded(&self) -> usize {
+        self.tokens().map_or(0, PerRowTokens::tokens)
+    }
 }
 
 impl Placed {
@@ -540,8 +604,8 @@ impl Placed {
             let met = reached - slashes.partition_point(|distance| *distance + (*start as usize) <= position);
             listed + met + position + 1 - *start as usize
         };
-        let own = own_rows(mask, first, &starts, &slashes);
-        let parts = (first..).zip(&starts).map(seen).sum::<usize>() + own.tokens();
+        let (own, of_own) = own_rows(mask, first, &starts, &slashes);
+        let parts = (first..).zip(&starts).map(seen).sum::<usize>() + of_own;
         let seen = parts - listed_on_diagonals(&mask.common, &slashes, first, &starts);
         Self { runs: Run::of(&mask.common), tokens: mask.common.len(), slashes, starts, own, seen }
     }
@@ -570,9 +634,34 @@ fn listed_on_diagonals(common: &[u32], slashes: &[usize], first: usize, starts: 
     met + (first..).zip(starts).map(late).sum::<usize>()
 }
 
+/// What single rows attend besides list, band and diagonals, and the number of these tokens. Rows start at `first`, their bands at
+/// `starts`; `slashes` are the distances of diagonals.
+fn own_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> (OfRows, usize) {
+    let Some(slices) = &mask.slices else {
+        let tokens = own_tokens_of_rows(mask, first, starts, slashes);
+        let count = tokens.tokens();
+        return (OfRows::Tokens(tokens), count);
+    };
+    let sink = mask.common.len() as u32;
+    assert!(
+        mask.common.last().is_none_or(|last| last + 1 == sink) && slashes.is_empty() && mask.own.is_empty(),
+        "rows with slices attend besides a sink and a band alone"
+    );
+    let (mut rows, mut count) = (PerRowSlices::default(), 0);
+    for (start, of_row) in starts.iter().zip(&slices.rows) {
+        let seen = of_row.iter().map(|slice| slices.of.clipped(slice, sink..*start));
+        rows.add_row(seen.filter(|slice| !slice.range.is_empty()).map(|slice| {
+            count += slices.of.count(&slice);
+            let TokenSlice { range, without } = slice;
+            Slice { begin: range.start, end: range.end, without: without.unwrap_or(Slice::ALL) }
+        }));
+    }
+    (OfRows::Slices(slices.of.clone(), rows), count)
+}
+
 /// The tokens that single rows attend besides list, band and diagonals; of duplicates, the first counts. Rows start at
 /// `first`, their bands at `starts`; `slashes` are the distances of diagonals.
-fn own_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> PerRowTokens {
+fn own_tokens_of_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> PerRowTokens {
     let mut rows = PerRowTokens::default();
     if mask.own.iter().all(Vec::is_empty) {
         return rows;
@@ -613,9 +702,18 @@ mod tests {
         let met = slashes.filter_map(|distance| position.checked_sub(*distance));
         let before: std::collections::BTreeSet<usize> = common.chain(met).filter(|token| *token < start).collect();
         let plain = before.into_iter().chain(start..position + 1).map(|token| (token, 0.0));
-        let own = placed.own.rows().nth(row).into_iter();
-        let own =
-            own.flat_map(|(tokens, weights)| tokens.iter().map(|token| *token as usize).zip(weights.iter().copied()));
+        let own: Vec<(usize, f32)> = match &placed.own {
+            OfRows::Tokens(tokens) => {
+                let of_row = tokens.rows().nth(row).into_iter();
+                of_row.flat_map(|(t, w)| t.iter().map(|t| *t as usize).zip(w.iter().copied())).collect()
+            }
+            OfRows::Slices(of, slices) => {
+                let places = slices.rows().nth(row).unwrap().iter().flat_map(|slice| {
+                    (slice.begin as usize..slice.end as usize).filter(|place| of.groups()[*place] != slice.without)
+                });
+                places.map(|place| (of.tokens()[place] as usize, of.log_weights()[place])).collect()
+            }
+        };
         plain.chain(own).collect()
     }
 

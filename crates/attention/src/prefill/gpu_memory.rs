@@ -15,7 +15,8 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize, d
     let mask = match method.reads().method.prefill_pattern() {
         Some(PrefillPattern::Blocks(mask)) => mask,
         Some(PrefillPattern::Whole(mask)) => {
-            return PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()));
+            let lists = PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()));
+            return lists + SHARED_TOKEN_BYTES * heads * mask.slice_bounds(tokens).tokens;
         }
         Some(PrefillPattern::Rows(_)) => {
             let form = device_rows_form(method.reads().method.as_ref(), KvShape { kv_heads, d, dtype });
@@ -74,10 +75,16 @@ pub(super) const PLANNED_LIST_BYTES: usize = 512 << 20;
 /// Bytes of a single-row token and its weight.
 pub(super) const OWN_TOKEN_BYTES: usize = size_of::<u32>() + size_of::<f32>();
 
+/// Bytes of a shared token, its weight and its group.
+const SHARED_TOKEN_BYTES: usize = OWN_TOKEN_BYTES + size_of::<u32>();
+
+/// Bytes of a slice of shared tokens: its ends and the group that it leaves out.
+const SLICE_BYTES: usize = 3 * size_of::<u32>();
+
 /// Device memory of a block of a planned mask.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedBlock {
-    /// Bytes of lists that hold all tokens for every head, and, if single rows have tokens, of their offsets and partial softmaxes.
+    /// Bytes of lists that hold all tokens for every head, and, if rows have tokens besides, of their slices and partial softmaxes.
     pub(super) fixed: usize,
     /// Upper bound of the number of single-row tokens.
     pub(super) own: usize,
@@ -87,9 +94,11 @@ impl PlannedBlock {
     /// The memory for a mask of `heads` heads of width `d`, in a prompt of `tokens` tokens.
     pub(crate) fn of(mask: &dyn PromptMask, heads: usize, d: usize, tokens: usize) -> Self {
         let (rows, own) = (mask.query_rows().min(tokens) * heads, mask.own_tokens(tokens));
-        // An offset, and a partial softmax: a maximum, a sum, and sums of values.
-        let of_row = if own > 0 { size_of::<u64>() + size_of::<f32>() * (2 + d) } else { 0 };
-        Self { fixed: size_of::<u32>() * heads * tokens + rows * of_row, own: rows * own }
+        let slices = mask.slice_bounds(tokens).slices.max(usize::from(own > 0));
+        // Where the slices begin, the slices, and a partial softmax: a maximum, a sum, and sums of values.
+        let of_row = size_of::<u32>() + SLICE_BYTES * slices + size_of::<f32>() * (2 + d);
+        let of_rows = if slices > 0 { rows * of_row } else { 0 };
+        Self { fixed: size_of::<u32>() * heads * tokens + of_rows, own: rows * own }
     }
 
     /// Bytes of a block with `own` single-row tokens.

@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::backend::active::MaskLaunch;
 use crate::cost::Cost;
 use crate::kv::KvShape;
+use crate::prefill::shared_tokens::{RowSlices, SliceBounds};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
@@ -98,6 +99,11 @@ pub trait PromptMask: Send + Sync {
     /// if no row has any.
     fn own_tokens(&self, _tokens: usize) -> usize {
         0
+    }
+
+    /// Bounds of the [slices](Mask::slices) of rows, in a prompt of `tokens` tokens; zeros if no row has any.
+    fn slice_bounds(&self, _tokens: usize) -> SliceBounds {
+        SliceBounds::default()
     }
 
     /// Number of the prompt's last queries that a plan reads; `None` if it reads all.
@@ -231,6 +237,8 @@ pub struct Mask {
     pub slashes: Vec<usize>,
     /// For each row, further tokens that it alone attends; empty if no row has any.
     pub own: Vec<Vec<WeightedToken>>,
+    /// Slices of shared tokens that each row attends; then `common` has no gap, and there are no diagonals and no `own`.
+    pub slices: Option<RowSlices>,
 }
 
 /// A token that may represent several tokens.
@@ -253,7 +261,12 @@ impl WeightedToken {
 impl Mask {
     /// The mask of rows that all attend `common`, and each row a band from its start to itself.
     pub fn new(common: Vec<u32>, starts: Vec<usize>) -> Self {
-        Self { common, starts, slashes: Vec::new(), own: Vec::new() }
+        Self { common, starts, slashes: Vec::new(), own: Vec::new(), slices: None }
+    }
+
+    /// The mask of rows that attend the first `sink` tokens, slices of shared tokens, and a band from their start.
+    pub fn sliced(sink: usize, starts: Vec<usize>, slices: RowSlices) -> Self {
+        Self { slices: Some(slices), ..Self::new((0..sink as u32).collect(), starts) }
     }
 
     /// Returns the tokens that the row at `position` attends, in any order; `first` is the first row's position.
@@ -309,12 +322,14 @@ impl Mask {
         let slashes = self.slashes.iter().rev().filter_map(|offset| position.checked_sub(*offset));
         let plain = late.iter().copied().chain(slashes.map(|token| token as u32)).map(WeightedToken::plain);
         let own = self.own.get(row).into_iter().flatten().copied();
+        let of_slices =
+            self.slices.iter().flat_map(|slices| slices.rows[row].iter().flat_map(|slice| slices.of.of(slice)));
         let (start, behind_front) = (self.starts[row].min(position), front.last().map_or(0, |last| *last + 1));
         let is_single = |single: &WeightedToken| {
             let WeightedToken { token, .. } = *single;
             (token as usize) < start && (token >= behind_front || front.binary_search(&token).is_err())
         };
-        let mut singles: Vec<WeightedToken> = plain.chain(own).filter(is_single).collect();
+        let mut singles: Vec<WeightedToken> = plain.chain(own).chain(of_slices).filter(is_single).collect();
         // The sort is stable, so a plain token comes before the same token with a weight.
         singles.sort_by_key(|single| single.token);
         singles.dedup_by_key(|single| single.token);

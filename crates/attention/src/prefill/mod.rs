@@ -14,6 +14,7 @@ pub(crate) mod gpu_memory;
 mod gpu_rows;
 pub(crate) mod mask;
 pub(crate) mod rows;
+pub(crate) mod shared_tokens;
 pub(crate) mod sparse_prefill;
 #[cfg(test)]
 pub(crate) mod testing;

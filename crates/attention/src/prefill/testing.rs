@@ -9,8 +9,8 @@ use crate::prefill::cost::by_head;
 use crate::types::seed::head_seed;
 use crate::{AttentionSpec, LayerSpecs};
 use crate::{
-    Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, PromptPlan, QueryBlock, Rotation, SparsePrefill,
-    WeightedToken, expand_grid,
+    Configured, LayerShare, Mask, Masks, Policy, PrefillPattern, PromptPlan, QueryBlock, Rotation, RowSlices,
+    SharedTokens, SparsePrefill, TokenSlice, WeightedToken, expand_grid,
 };
 use proptest::prelude::*;
 use rand::RngExt;
@@ -278,8 +278,44 @@ pub(crate) fn resolved(mask: &Mask, first: usize) -> Vec<Vec<(usize, f32)>> {
     visibility.iter().map(of_row).collect()
 }
 
-/// Masks with arbitrary parts, which may overlap and may lie after the rows.
+/// Masks with arbitrary parts, which may overlap and may lie after the rows; some have slices of shared tokens.
 pub(crate) fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
+    prop_oneof![mask_of_tokens(), mask_of_slices()]
+}
+
+/// Masks with slices of shared tokens, among which are tokens of the sink, of the bands and after the rows.
+fn mask_of_slices() -> impl Strategy<Value = (usize, Mask)> {
+    const LISTS: usize = 3;
+    (0usize..90, 1usize..40, 0usize..60).prop_flat_map(|(first, rows, sink)| {
+        let end = first + rows;
+        let starts = proptest::collection::vec(0..end + 3, rows);
+        // The list of each token, or none; its weight and its group.
+        let token = (0..LISTS + 1, -2.0f32..2.0, prop_oneof![0u32..3, Just(SharedTokens::NO_GROUP)]);
+        let tokens = proptest::collection::vec(token, end);
+        let slice = (0.0..1.0, 0.0..1.0, proptest::option::of(0u32..3));
+        let rows = proptest::collection::vec(proptest::collection::vec(slice, LISTS), rows);
+        (Just(first), starts, tokens, rows).prop_map(move |(first, mut starts, tokens, rows)| {
+            starts.sort_unstable();
+            let mut shared = SharedTokens::default();
+            let lists: Vec<_> = (0..LISTS)
+                .map(|list| {
+                    let own = tokens.iter().zip(0u32..).filter(|((of, ..), _)| *of == list);
+                    shared.push(own.map(|((_, log_weight, group), token)| {
+                        (WeightedToken { token, log_weight: *log_weight }, *group)
+                    }))
+                })
+                .collect();
+            let slice = |(list, (a, b, without)): (&std::ops::Range<u32>, (f64, f64, Option<u32>))| {
+                let place = |share: f64| list.start + (share * (list.len() + 1) as f64) as u32;
+                TokenSlice { range: place(a).min(place(b))..place(a).max(place(b)), without }
+            };
+            let rows = rows.into_iter().map(|row| lists.iter().zip(row).map(slice).collect()).collect();
+            (first, Mask::sliced(sink.min(end) / 2, starts, RowSlices { of: Arc::new(shared), rows }))
+        })
+    })
+}
+
+fn mask_of_tokens() -> impl Strategy<Value = (usize, Mask)> {
     (0usize..90, 1usize..40).prop_flat_map(|(first, rows)| {
         let end = first + rows;
         let starts = proptest::collection::vec(0..end + 3, rows);
@@ -296,7 +332,10 @@ pub(crate) fn any_mask() -> impl Strategy<Value = (usize, Mask)> {
                     row.into_iter().map(|(token, log_weight)| WeightedToken { token, log_weight }).collect()
                 });
                 let common = common.into_iter().map(|token| token as u32).collect();
-                (first, Mask { common, starts, slashes: slashes.into_iter().collect(), own: own.collect() })
+                (
+                    first,
+                    Mask { common, starts, slashes: slashes.into_iter().collect(), own: own.collect(), slices: None },
+                )
             },
         )
     })

@@ -1,9 +1,10 @@
 use super::*;
-use crate::SelectedTokens;
-use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
+use crate::kv::KvDtype;
+use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock, mask_list_bytes};
 use crate::prefill::mask::{BlockMask, WeightedToken};
 use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, missing, resolved};
 use crate::types::budget::Context;
+use crate::{PromptShape, RowSlices, SelectedTokens, SliceBounds};
 use proptest::prelude::*;
 use spattn_kernels::Rows;
 use std::collections::BTreeSet;
@@ -15,10 +16,17 @@ fn says(mask: &Mask, first: usize, position: usize, token: usize) -> Option<f32>
         || mask.common.contains(&(token as u32))
         || mask.slashes.iter().any(|offset| token + offset == position);
     let own = mask.own.get(row).into_iter().flatten().find(|own| own.token as usize == token);
+    let of_slice = |slices: &RowSlices| {
+        let places =
+            slices.rows[row].iter().flat_map(|slice| slice.range.clone().map(move |place| (place as usize, slice)));
+        let mut places = places.filter(|(place, slice)| Some(slices.of.groups()[*place]) != slice.without);
+        let (place, _) = places.find(|(place, _)| slices.of.tokens()[*place] as usize == token)?;
+        Some(slices.of.log_weights()[place])
+    };
     match (token <= position, is_plain) {
         (false, _) => None,
         (true, true) => Some(0.0),
-        (true, false) => own.map(|own| own.log_weight),
+        (true, false) => own.map(|own| own.log_weight).or_else(|| mask.slices.as_ref().and_then(of_slice)),
     }
 }
 
@@ -108,7 +116,7 @@ fn chunks_and_threads_do_not_change_a_bit() {
 }
 
 #[test]
-fn masks_over_a_prompt_say_how_many_tokens_rows_have_of_their_own_and_lists_keep_their_diagonals() {
+fn masks_over_a_prompt_say_what_rows_attend_by_themselves_at_most_and_lists_keep_their_diagonals() {
     let layer = Layer::new(230, 4, 2);
     let mut seen = [0, 0];
     for spec in SPECS {
@@ -119,7 +127,13 @@ fn masks_over_a_prompt_say_how_many_tokens_rows_have_of_their_own_and_lists_keep
         let own = masks.iter().flatten().flat_map(|mask| mask.own.iter().map(distinct)).max().unwrap_or(0);
         let most = mask.own_tokens(230);
         assert!(own <= most && most <= 230 && (own > 0) == (most > 0), "{spec}: {own} of {most} tokens");
-        seen[usize::from(own > 0)] += 1;
+        let slices = || masks.iter().flatten().filter_map(|mask| mask.slices.as_ref());
+        let of_row = slices().flat_map(|slices| &slices.rows).map(Vec::len).max().unwrap_or(0);
+        let shared = slices().map(|slices| slices.of.tokens().len()).max().unwrap_or(0);
+        let bounds = mask.slice_bounds(230);
+        assert!(of_row <= bounds.slices && shared <= bounds.tokens, "{spec}: {of_row} slices of {shared} tokens");
+        assert_eq!(of_row > 0, bounds.slices > 0, "{spec}");
+        seen[usize::from(own + of_row > 0)] += 1;
         let last = masks.last().unwrap();
         for (block, of_heads) in masks.iter().enumerate() {
             let end = ((block + 1) * mask.query_rows()).min(230);
@@ -146,11 +160,47 @@ fn lists_of_a_plan_take_no_more_than_their_share_or_a_block() {
     assert_eq!(bytes(&plain, 1000), 32 * each * 1000);
     assert_eq!(bytes(&plain, 131_072), PLANNED_LIST_BYTES);
     assert_eq!(bytes(&plain, 8 << 20), each * (8 << 20));
-    // For each row and head: an offset, a partial softmax, and the tokens with their weights.
-    let own = |tokens: usize, most: usize| 4 * heads * tokens + 32 * heads * (8 + 4 * (2 + d) + 8 * most);
+    // For each row and head: where its slice begins, a slice, a partial softmax, and the tokens with their weights.
+    let own = |tokens: usize, most: usize| 4 * heads * tokens + 32 * heads * (4 + 12 + 4 * (2 + d) + 8 * most);
     assert_eq!(bytes(&Owning(100), 1000), 32 * own(1000, 100));
     assert_eq!(bytes(&Owning(100), 131_072), PLANNED_LIST_BYTES);
     assert_eq!(bytes(&Owning(131_072), 131_072), own(131_072, 131_072));
+    let sliced = |tokens: usize, slices: usize| 4 * heads * tokens + 32 * heads * (4 + 12 * slices + 4 * (2 + d));
+    assert_eq!(bytes(&Sharing { tokens: 5000, slices: 9 }, 1000), 32 * sliced(1000, 9));
+}
+
+#[test]
+fn shared_tokens_are_planned_once_for_each_head() {
+    let prompt = PromptShape { layers: 2, heads: 4, kv_heads: 2, d: 64, tokens: 3000 };
+    for spec in ["hyper_attention", "hyper_attention:density=0.2", "reformer", "reformer:hashes=2"] {
+        let method = method(spec, &Policy::default());
+        let Some(PrefillPattern::Whole(mask)) = method.method.prefill_pattern() else { panic!("a planned mask") };
+        let lists = PlannedBlock::of(mask, 4, 64, 3000).bytes_of(47);
+        let shared = mask_list_bytes(&method, &prompt, 100, KvDtype::F16) - lists;
+        // A token, a weight and a group.
+        assert_eq!(shared, 4 * 12 * mask.slice_bounds(3000).tokens, "{spec}");
+        assert_eq!(shared > 0, !spec.contains("hashes"), "{spec}");
+    }
+}
+
+/// A mask whose rows attend slices of shared tokens.
+struct Sharing {
+    tokens: usize,
+    slices: usize,
+}
+
+impl PromptMask for Sharing {
+    fn query_rows(&self) -> usize {
+        32
+    }
+
+    fn slice_bounds(&self, _: usize) -> SliceBounds {
+        SliceBounds { tokens: self.tokens, slices: self.slices }
+    }
+
+    fn plan<'p>(&'p self, _: &QueryBlock<'p>, _: &mut Cost) -> PromptPlan<'p> {
+        unreachable!("the test asks for no plan")
+    }
 }
 
 /// A mask whose rows have at most this many single-row tokens.
