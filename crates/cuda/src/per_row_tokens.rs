@@ -59,7 +59,7 @@ impl PerRowTokens {
 
 /// A stretch of a list of tokens, without those of one group. Mirrors the kernel's struct `Slice`.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Slice {
     /// Place of the first token.
     pub begin: u32,
@@ -188,8 +188,9 @@ impl OwnTokens {
             return Ok(());
         }
         self.shared.clear();
-        let all = |own: &&PerRowTokens| (own.tokens.as_slice(), own.log_weights.as_slice());
-        self.upload(gpu, &blocks.iter().map(all).collect::<Vec<_>>())?;
+        let lists: Vec<(&[u32], &[f32])> =
+            blocks.iter().map(|own| (own.tokens.as_slice(), own.log_weights.as_slice())).collect();
+        self.upload(gpu, &lists)?;
         let slices = slices_of_tokens(blocks);
         self.set_rows(gpu, shape, &slices.iter().collect::<Vec<_>>(), (heads, d))
     }

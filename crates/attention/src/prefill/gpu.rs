@@ -514,14 +514,13 @@ fn set_own(
     let slices = slices.expect("all blocks of a plan have slices, or none has");
     let (shared, slices): (Vec<&Arc<SharedTokens>>, Vec<&PerRowSlices>) = slices.into_iter().unzip();
     let is_same = |(i, of): (usize, &&Arc<SharedTokens>)| Arc::ptr_eq(of, shared[i % lists]);
-    debug_assert!(shared.iter().enumerate().all(is_same), "all blocks of a list have slices of the same tokens");
+    assert!(shared.iter().enumerate().all(is_same), "all blocks of a list have slices of the same tokens");
     if rows.first == 0 {
-        let list = |of: &&Arc<SharedTokens>| SharedList {
-            tokens: of.tokens(),
-            log_weights: of.log_weights(),
-            groups: of.groups(),
-        };
-        to.set_shared(gpu, &shared[..lists].iter().map(list).collect::<Vec<_>>())?;
+        let of_lists = shared[..lists].iter();
+        let of_lists: Vec<SharedList<'_>> = of_lists
+            .map(|of| SharedList { tokens: of.tokens(), log_weights: of.log_weights(), groups: of.groups() })
+            .collect();
+        to.set_shared(gpu, &of_lists)?;
     }
     to.set_slices(gpu, &slices, (rows.heads, cache.d))
 }
