@@ -84,12 +84,16 @@ pub struct PerRowSlices {
     counts: Vec<u32>,
     /// Slices of all rows, row after row.
     slices: Vec<Slice>,
+    /// All tokens of the slices are below this position.
+    end: usize,
 }
 
 impl PerRowSlices {
-    /// Adds a row. Its slices must not have a token in common, nor one that the row attends through its list, stretch or diagonals.
-    pub fn add_row(&mut self, slices: impl Iterator<Item = Slice>) {
+    /// Adds a row with slices of tokens below `end`. They must not have a token in common, nor one that the row attends through its list,
+    /// stretch or diagonals.
+    pub fn add_row(&mut self, slices: impl Iterator<Item = Slice>, end: usize) {
         let before = self.slices.len();
+        self.end = self.end.max(end);
         self.slices.extend(slices);
         self.counts.push((self.slices.len() - before) as u32);
     }
@@ -243,7 +247,7 @@ impl OwnTokens {
             let first = self.shared[i % shape.lists];
             let slices =
                 own.slices.iter().map(|slice| Slice { begin: first + slice.begin, end: first + slice.end, ..*slice });
-            PerRowSlices { counts: own.counts.clone(), slices: slices.collect() }
+            PerRowSlices { counts: own.counts.clone(), slices: slices.collect(), end: own.end }
         };
         let blocks: Vec<PerRowSlices> = blocks.iter().enumerate().map(moved).collect();
         self.set_rows(gpu, shape, &blocks.iter().collect::<Vec<_>>(), heads)
@@ -254,7 +258,6 @@ impl OwnTokens {
         let count: usize = lists.iter().map(|(tokens, _)| tokens.len()).sum();
         assert!(u32::try_from(count).is_ok(), "{count} tokens of single rows are too many");
         let bytes = (size_of::<u32>() * count).next_multiple_of(LIST_STEP);
-        self.end = lists.iter().flat_map(|(tokens, _)| *tokens).max().map_or(0, |token| *token as usize + 1);
         self.is_weighted = lists.iter().any(|(_, weights)| weights.iter().any(|weight| *weight != 0.0));
         gpu.reserve(&mut self.tokens, bytes)?;
         if self.is_weighted {
@@ -295,6 +298,7 @@ impl OwnTokens {
         gpu.reserve(&mut self.partials, partial_bytes(shape.rows, heads, d))?;
         self.begins.set(gpu, begins(blocks, shape.block_rows))?;
         self.slices.set(gpu, slices)?;
+        self.end = blocks.iter().map(|own| own.end).max().unwrap_or(0);
         self.of = (heads, d);
         Ok(())
     }
@@ -333,15 +337,16 @@ fn ends(counts: impl Iterator<Item = u32>) -> Vec<u32> {
 
 /// Returns one slice for each row that has tokens: all of them.
 fn slices_of_tokens(blocks: &[&PerRowTokens]) -> Vec<PerRowSlices> {
-    let mut end = 0;
-    let mut of_row = |count: &u32| {
-        let begin = end;
-        end += count;
-        (*count > 0).then_some(Slice { begin, end, without: Slice::ALL })
+    let mut at = 0;
+    let mut of_row = |count: u32| {
+        let begin = at;
+        at += count;
+        (count > 0).then_some(Slice { begin, end: at, without: Slice::ALL })
     };
     let of_block = |own: &&PerRowTokens| {
+        let end = own.tokens.iter().max().map_or(0, |token| *token as usize + 1);
         let mut slices = PerRowSlices::default();
-        own.counts.iter().for_each(|count| slices.add_row(of_row(count).into_iter()));
+        own.counts.iter().for_each(|count| slices.add_row(of_row(*count).into_iter(), end));
         slices
     };
     blocks.iter().map(of_block).collect()

@@ -649,11 +649,12 @@ fn own_rows(mask: &Mask, first: usize, starts: &[u32], slashes: &[usize]) -> (Of
     let (mut rows, mut count) = (PerRowSlices::default(), 0);
     for (start, of_row) in starts.iter().zip(&slices.rows) {
         let seen = of_row.iter().map(|slice| slices.of.clipped(slice, sink..*start));
-        rows.add_row(seen.filter(|slice| !slice.range.is_empty()).map(|slice| {
+        let seen = seen.filter(|slice| !slice.range.is_empty()).map(|slice| {
             count += slices.of.count(&slice);
             let TokenSlice { range, without } = slice;
             Slice { begin: range.start, end: range.end, without: without.unwrap_or(Slice::ALL) }
-        }));
+        });
+        rows.add_row(seen, *start as usize);
     }
     (OfRows::Slices(slices.of.clone(), rows), count)
 }

@@ -36,7 +36,8 @@ impl Lines {
     fn add_to(&self, mask: &mut Mask, end: usize) {
         let seen = self.vertical.partition_point(|token| (*token as usize) < end);
         mask.common.extend_from_slice(&self.vertical[..seen]);
-        mask.common.sort_unstable();
+        // A stable sort merges two ascending lists in linear time.
+        mask.common.sort();
         mask.common.dedup();
         let reach = self.slashes.partition_point(|distance| *distance < end);
         mask.slashes = self.slashes[..reach].to_vec();
