@@ -84,7 +84,7 @@ fn step_name(kind: Option<Latency>) -> &'static str {
     match kind {
         None => "a decode step",
         Some(Latency::Shared) => "a decode step: share of a step of all methods together",
-        Some(Latency::Solo) => "a decode step of a method alone (median)",
+        Some(Latency::Solo) => "a decode step of a method alone (mean; median turn)",
     }
 }
 

@@ -142,12 +142,13 @@ impl std::ops::AddAssign for StepTime {
 pub struct Solo {
     /// The number of one-token steps in each measurement.
     pub steps: usize,
-    /// The median step time of each measurement in milliseconds, with four significant digits.
+    /// The mean step time of each measurement in milliseconds, with four significant digits: a method may select once for several steps.
+    /// Old records have the median.
     pub ms: Box<[f64]>,
 }
 
 impl Solo {
-    /// The median over all measurements, in milliseconds.
+    /// The median over all measurements, in milliseconds, which a disturbed one hardly changes.
     pub fn median(&self) -> Option<f64> {
         median(self.ms.to_vec())
     }

@@ -2,7 +2,8 @@
 //!
 //! After an example, its methods repeat some of their steps, each on a new fork of the existing prefix and indexes, one token at a time,
 //! with all threads. They take turns, so that changes of the machine affect all of them alike. The first turn fills caches and does not
-//! count. Predictions, scores and costs are not affected.
+//! count. A turn's time is the mean of its steps, since a method may select once for several steps. Predictions, scores and costs are not
+//! affected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,6 @@ use crate::records::timing::Solo;
 use spattn_attention::{Configured, IndexCache, Sequence};
 use spattn_model::decoder::Decoder;
 use spattn_model::engine::{EngineError, READ_AT_ONCE, Stream};
-use spattn_stats::median;
 
 /// The most steps that are timed in a turn.
 pub const STEPS: usize = 16;
@@ -71,7 +71,7 @@ fn in_turns<T, E>(count: usize, repeats: usize, mut take: impl FnMut(usize) -> R
     Ok(taken)
 }
 
-/// The median time of one-token steps in milliseconds; `None` if there are no steps.
+/// The mean time of one-token steps in milliseconds; `None` if there are no steps.
 fn step_ms(
     decoder: &Decoder,
     sequence: &mut Sequence,
@@ -86,7 +86,14 @@ fn step_ms(
     };
     before.chunks(READ_AT_ONCE).try_for_each(|tokens| step(tokens).map(drop))?;
     let times = timed.chunks(1).map(&mut step).collect::<Result<Vec<_>, _>>()?;
-    Ok(median(times.into_iter().map(|time| 1000.0 * time.as_secs_f64()).collect()))
+    Ok(mean_ms(&times))
+}
+
+/// The mean of some times in milliseconds; `None` if there are none. Their median would leave out the selection of a method that selects
+/// once for several steps.
+fn mean_ms(times: &[Duration]) -> Option<f64> {
+    let all: Duration = times.iter().sum();
+    (!times.is_empty()).then(|| 1000.0 * all.as_secs_f64() / times.len() as f64)
 }
 
 #[cfg(test)]
@@ -104,6 +111,13 @@ mod tests {
         assert_eq!(order, [0, 1, 2, 0, 1, 2, 0, 1, 2]);
         assert_eq!(taken, Ok(vec![vec![4, 7], vec![5, 8], vec![6, 9]]));
         assert_eq!(in_turns(2, 5, |i| if i == 1 { Err("no") } else { Ok(i) }), Err("no"));
+    }
+
+    #[test]
+    fn a_step_that_selects_for_several_counts() {
+        let steps: Vec<Duration> = (0..STEPS).map(|i| Duration::from_millis(if i % 8 == 0 { 9 } else { 1 })).collect();
+        assert_eq!(mean_ms(&steps), Some(2.0), "not 1.0, the median");
+        assert_eq!(mean_ms(&[]), None);
     }
 
     #[test]
