@@ -522,12 +522,9 @@ impl Item {
             self.observing(variant).map_or(Ok(()), Observing::check).map_err(|e| within("analyze", e))?;
             self.learning(variant).map_or(Ok(()), Learning::check).map_err(|e| within("learn", e))?;
         }
-        let table = self.bench.as_ref().map(ReferenceBench::read).transpose()?;
+        self.bench.as_ref().map(ReferenceBench::read).transpose()?;
         for line in self.lines() {
-            if line.time.is_some() && table.is_none() {
-                return Err(UsageError::new(format!("`{}` is a time, and there is no [bench]", line.name))
-                    .hint("name tables of times: [bench] with `tables`"));
-            }
+            self.check_time(line)?;
             if let Some(reaching) = &line.reaches {
                 reaching.columns().try_for_each(|column| self.known("column", &self.columns, column))?;
                 reaching.check().map_err(|e| UsageError { what: format!("`{}`: {}", line.name, e.what), ..e })?;
@@ -538,6 +535,16 @@ impl Item {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the tables that a line's time is taken from are there.
+    fn check_time(&self, line: &Line) -> Result<(), UsageError> {
+        let Some(timed) = &line.time else { return Ok(()) };
+        let Some(bench) = &self.bench else {
+            return Err(UsageError::new(format!("`{}` is a time, and there is no [bench]", line.name))
+                .hint("name tables of times: [bench] with `tables`"));
+        };
+        bench.check(timed).map_err(|e| UsageError { what: format!("`{}`: {}", line.name, e.what), ..e })
     }
 
     /// Checks that bounds fit the lengths that are run. Nats and tokens grow with the length: their bound may be a number only if all runs
@@ -669,6 +676,20 @@ here = '64'
 because = 'as in its other tables'
 variant = 'real'
 ";
+
+    #[test]
+    fn a_time_is_of_a_table_that_the_item_names() {
+        let parse = |table: &str| {
+            let column = format!("[[column]]\nname = 'a'\ntime = {{ table = '{table}', method = 'full' }}");
+            let bench = "[bench]\ntables = ['hip_table5', 'hip_table14']\ncommands = []";
+            Item::parse(&format!("title = 'a'\nmissing = 'x'\n{bench}\n{column}"), "item.toml")
+        };
+        assert!(parse("hip_table14").is_ok());
+        // It is a table of the program, but not one of the item's.
+        let e = parse("hip_table15").unwrap_err();
+        assert_eq!(e.what, "item.toml: `a`: unknown table of [bench] `hip_table15`");
+        assert!(e.hint.unwrap().contains("hip_table"));
+    }
 
     #[test]
     fn the_real_run_has_its_own_settings_and_selections() {

@@ -53,6 +53,8 @@ pub struct ReferenceBench {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timed {
+    /// The table, as [`ReferenceBench::tables`] names it, if the same row is in several.
+    pub table: Option<String>,
     /// The operation, if the tables have several: `attention`, `decode`.
     pub op: Option<String>,
     /// Tokens in context.
@@ -77,6 +79,7 @@ impl Timed {
             (first, second) => return first.or(second),
         };
         Some(Self {
+            table: first.table.or(second.table),
             op: first.op.or(second.op),
             context: first.context.or(second.context),
             batch: first.batch.or(second.batch),
@@ -96,8 +99,16 @@ impl Timed {
 pub struct Times {
     /// Where the tables come from.
     pub places: Vec<String>,
-    /// Each row, by column name.
-    rows: Vec<BTreeMap<String, String>>,
+    rows: Vec<Row>,
+}
+
+/// A row of a table.
+#[derive(Debug, Clone, PartialEq)]
+struct Row {
+    /// The table, as [`ReferenceBench::tables`] names it.
+    table: String,
+    /// The cells, by column name.
+    cells: BTreeMap<String, String>,
 }
 
 /// The column of medians, and those of the ends of their 95 % intervals.
@@ -128,9 +139,22 @@ impl ReferenceBench {
         }
     }
 
+    /// Checks that the table that a line selects is one of these.
+    ///
+    /// # Errors
+    /// If it is not.
+    pub fn check(&self, timed: &Timed) -> Result<(), UsageError> {
+        match &timed.table {
+            Some(table) if !self.tables.contains(table) => {
+                Err(UsageError::unknown("table of [bench]", table, &self.tables))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn one(&self, table: &str) -> Result<Times, UsageError> {
         if let Some((name, text)) = MEASURED.iter().find(|(name, _)| *name == table) {
-            return Times::parse(text, &format!("{MEASURED_AT}/{name}"));
+            return Times::parse(text, name, &format!("{MEASURED_AT}/{name}"));
         }
         if !table.contains('/') {
             let known = MEASURED.iter().map(|(name, _)| *name);
@@ -141,12 +165,12 @@ impl ReferenceBench {
             UsageError::new(format!("[bench]: cannot read {}: {e}", path.display()))
                 .hint("`spattn bench --out DIR` writes one")
         })?;
-        Times::parse(&text, table)
+        Times::parse(&text, table, table)
     }
 }
 
 impl Times {
-    fn parse(text: &str, place: &str) -> Result<Self, UsageError> {
+    fn parse(text: &str, table: &str, place: &str) -> Result<Self, UsageError> {
         let wrong = |e: csv::Error| {
             UsageError::new(format!("[bench]: {place} is not a table of times: {e}"))
                 .hint("`spattn bench --out` writes one")
@@ -154,13 +178,14 @@ impl Times {
         let mut reader = csv::Reader::from_reader(text.as_bytes());
         let rows = reader.deserialize().collect::<Result<Vec<BTreeMap<String, String>>, _>>().map_err(wrong)?;
         let plain = |row: BTreeMap<String, String>| row.into_iter().map(|(key, cell)| (key, of_cell(&cell).to_owned()));
-        let rows = rows.into_iter().map(|row| plain(row).collect()).collect();
+        let row = |cells: BTreeMap<String, String>| Row { table: table.to_owned(), cells: plain(cells).collect() };
+        let rows = rows.into_iter().map(row).collect();
         Ok(Self { places: vec![place.to_owned()], rows })
     }
 
     /// The machine that the times were taken on.
     pub fn machine(&self) -> &str {
-        self.rows.first().and_then(|row| row.get("device")).map_or("unknown machine", String::as_str)
+        self.rows.first().and_then(|row| row.cell("device")).unwrap_or("unknown machine")
     }
 
     /// Returns the selected time or ratio of times with its 95 % interval, and the number of turns (of a ratio, the smaller one). `None` if
@@ -185,23 +210,8 @@ impl Times {
         Ok(ratio.map(|ratio| (ratio, turns(row).min(turns(other)))))
     }
 
-    fn row(
-        &self,
-        timed: &Timed,
-        method: &str,
-        params: Option<&str>,
-    ) -> Result<Option<&BTreeMap<String, String>>, UsageError> {
-        let has = |row: &&BTreeMap<String, String>, column: &str, wanted: Option<String>| {
-            wanted.is_none_or(|wanted| row.get(column) == Some(&wanted))
-        };
-        let is_of = |row: &&BTreeMap<String, String>| {
-            has(row, "op", timed.op.clone())
-                && has(row, "context", timed.context.map(|n| n.to_string()))
-                && has(row, "batch", timed.batch.map(|n| n.to_string()))
-                && has(row, "method", Some(method.to_owned()))
-                && params.is_none_or(|params| row.get("params").is_some_and(|own| parts(own) == parts(params)))
-        };
-        let found: Vec<_> = self.rows.iter().filter(is_of).collect();
+    fn row(&self, timed: &Timed, method: &str, params: Option<&str>) -> Result<Option<&Row>, UsageError> {
+        let found: Vec<_> = self.rows.iter().filter(|row| row.is_of(timed, method, params)).collect();
         match found.as_slice() {
             [] => Ok(None),
             [one] => Ok(Some(one)),
@@ -210,8 +220,26 @@ impl Times {
                 self.places.join(", "),
                 many.len()
             ))
-            .hint("say which with `op`, `context`, `batch` and `params`")),
+            .hint("say which with `table`, `op`, `context`, `batch` and `params`")),
         }
+    }
+}
+
+impl Row {
+    fn cell(&self, column: &str) -> Option<&str> {
+        self.cells.get(column).map(String::as_str)
+    }
+
+    /// Whether it is a time of a method at the selected place.
+    fn is_of(&self, timed: &Timed, method: &str, params: Option<&str>) -> bool {
+        let has = |column: &str, wanted: Option<&str>| wanted.is_none_or(|wanted| self.cell(column) == Some(wanted));
+        let has_number = |column: &str, wanted: Option<usize>| has(column, wanted.map(|n| n.to_string()).as_deref());
+        timed.table.as_ref().is_none_or(|table| *table == self.table)
+            && has("op", timed.op.as_deref())
+            && has_number("context", timed.context)
+            && has_number("batch", timed.batch)
+            && has("method", Some(method))
+            && params.is_none_or(|params| self.cell("params").is_some_and(|own| parts(own) == parts(params)))
     }
 }
 
@@ -221,13 +249,13 @@ fn parts(params: &str) -> BTreeSet<&str> {
 }
 
 /// Reads a number, with the ends of its interval from two further columns.
-fn number(row: &BTreeMap<String, String>, [column, low, high]: [&str; 3]) -> Option<Estimate> {
-    let of = |column: &str| row.get(column)?.parse::<f64>().ok();
+fn number(row: &Row, [column, low, high]: [&str; 3]) -> Option<Estimate> {
+    let of = |column: &str| row.cell(column)?.parse::<f64>().ok();
     Some(Estimate { mean: of(column)?, ends: of(low).zip(of(high)) })
 }
 
-fn turns(row: &BTreeMap<String, String>) -> usize {
-    row.get("rounds").and_then(|rounds| rounds.parse().ok()).unwrap_or(0)
+fn turns(row: &Row) -> usize {
+    row.cell("rounds").and_then(|rounds| rounds.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -246,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_cell_is_a_time_or_how_many_times_as_long_another_takes() {
-        let times = Times::parse(TABLE, "t").unwrap();
+        let times = Times::parse(TABLE, "t", "t").unwrap();
         let of = |text: &str| times.of(&timed(text));
         let (time, turns) = of("context = 1024\nmethod = 'hip'\nparams = 'k=8'").unwrap().unwrap();
         assert_eq!((time.mean, time.ends, turns), (10.0, Some((9.5, 10.5)), 7));
@@ -299,15 +327,44 @@ mod tests {
     }
 
     #[test]
+    fn a_table_is_named_where_several_have_the_same_row() {
+        let temp = tempfile::tempdir().unwrap();
+        let folder = |name: &str| temp.path().join(name).to_str().unwrap().to_owned();
+        let (gpu, host) = (folder("gpu"), folder("host"));
+        let host_table = TABLE.replace(",20,19,22,", ",60,59,61,").replace(",10,9.5,10.5,", ",15,14,16,");
+        for (folder, table) in [(&gpu, TABLE), (&host, &host_table)] {
+            std::fs::create_dir(folder).unwrap();
+            std::fs::write(Path::new(folder).join("bench.csv"), table).unwrap();
+        }
+        let bench = ReferenceBench { tables: vec![gpu.clone(), host.clone()], commands: Vec::new() };
+        let times = bench.read().unwrap();
+        let row = timed("context = 1024\nmethod = 'hip'\nparams = 'k=8'");
+        let several = times.of(&row).unwrap_err();
+        assert!(several.what.contains("2 times of `hip`") && several.hint.unwrap().contains("`table`"));
+        let of = |table: &str, against: Option<&str>| {
+            let place = Timed { table: Some(table.to_owned()), against: against.map(str::to_owned), ..row.clone() };
+            bench.check(&place).unwrap();
+            times.of(&place).unwrap().unwrap().0.mean
+        };
+        assert_eq!((of(&gpu, None), of(&host, None)), (10.0, 15.0));
+        assert_eq!((of(&gpu, Some("full")), of(&host, Some("full"))), (2.0, 4.0), "both times are of the same table");
+        assert!(bench.check(&row).is_ok());
+        let unknown = Timed { table: Some(format!("{host}s")), ..row };
+        assert_eq!(bench.check(&unknown).unwrap_err().hint, Some(format!("did you mean `{host}`?")));
+    }
+
+    #[test]
     fn what_a_line_says_goes_before_what_it_stands_for() {
         let both = Timed::over(Some(timed("context = 1")), Some(timed("context = 2\nmethod = 'full'")));
         assert_eq!(both, Some(timed("context = 1\nmethod = 'full'")));
+        let both = Timed::over(Some(timed("table = 'a'")), Some(timed("table = 'b'\nbatch = 4")));
+        assert_eq!(both, Some(timed("table = 'a'\nbatch = 4")));
         let params = |first: &str, second: &str| {
             Timed::over(Some(timed(&format!("params = '{first}'"))), Some(timed(&format!("params = '{second}'"))))
         };
         assert_eq!(params("r_m=1", "k=8").unwrap().params.unwrap(), "r_m=1,k=8");
         // The parameters of row and column are joined in any order; empty ones add nothing.
-        let times = Times::parse(TABLE, "t").unwrap();
+        let times = Times::parse(TABLE, "t", "t").unwrap();
         let of = |params: Option<Timed>| {
             let place = timed("context = 1024\nmethod = 'hip'");
             times.of(&Timed::over(Some(place), params).unwrap()).unwrap().unwrap().0.mean
