@@ -6,7 +6,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use super::families::{ARCHITECTURES, Architecture, ExpertStacks, Stated};
-use super::files::GgufFiles;
+use super::files::{GgufFiles, Place};
 use super::metadata::{Metadata, shown};
 use crate::tensors::StoredType;
 use spattn_base::error::UsageError;
@@ -321,14 +321,15 @@ fn end_ids(metadata: &Metadata<'_>) -> Result<Vec<usize>, UsageError> {
     Ok(ids)
 }
 
-/// The number type that holds all tensors exactly: f32 if any is quantised, since dequantised values need more than 16 bits.
-fn stored_type(files: &GgufFiles) -> &'static str {
+/// The number type that holds all matrices exactly; `None` if any is quantised, since such a file names no type to compute in.
+fn stored_type(files: &GgufFiles) -> Option<&'static str> {
     let matrices = || files.tensors().values().filter(|place| place.shape().len() > 1);
-    let is = |stored| matrices().all(|place| !place.is_quantised() && place.read_type() == stored);
-    match (is(StoredType::F16), is(StoredType::Bf16)) {
-        (true, false) => "float16",
-        (false, true) => "bfloat16",
-        _ => "float32",
+    let is = |stored| matrices().all(|place| place.read_type() == stored);
+    match (matrices().any(Place::is_quantised), is(StoredType::F16), is(StoredType::Bf16)) {
+        (true, ..) => None,
+        (false, true, false) => Some("float16"),
+        (false, false, true) => Some("bfloat16"),
+        _ => Some("float32"),
     }
 }
 

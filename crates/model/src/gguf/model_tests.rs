@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::open;
 use super::writer::{GgufWriter, plain};
-use crate::config::ModelConfig;
+use crate::config::{CheckpointType, ModelConfig};
 use crate::decoder::{Decoder, Dimensions};
 use crate::device::Device;
 use crate::layers::Checkpoint;
@@ -86,6 +86,18 @@ fn logits_of_quantised_tensors_equal_the_reference() {
         let decoder = Decoder::load(&dimensions, &weights, Device::Cpu).unwrap();
         assert_logits(&decoder, &golden_json("gguf/mixed.json"), name);
     }
+}
+
+#[test]
+fn a_file_of_quantised_weights_names_no_type_so_that_the_device_decides() {
+    let config = |file: &Path| open(file, "model".into()).unwrap().0.config().unwrap();
+    assert_eq!(config(&golden("gguf/mixed.gguf")).checkpoint_type, None);
+    let dir = TempDir::new().unwrap();
+    let plain = GgufWriter::llama().write(dir.path(), "plain.gguf");
+    assert_eq!(config(&plain).checkpoint_type, Some(CheckpointType::F32));
+    let mut file = GgufWriter::llama();
+    file.tensor("output.weight", &[1, 32], 8, vec![0; 34]);
+    assert_eq!(config(&file.write(dir.path(), "one.gguf")).checkpoint_type, None, "one matrix is in blocks");
 }
 
 #[test]
