@@ -44,9 +44,9 @@ pub use prefill::gpu::DevicePrefillError;
 pub use prefill::gpu_memory::mask_list_bytes;
 pub use prefill::mask::{
     BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
-    SearchedPlan, WeightedToken,
+    SearchedPlan,
 };
-pub use prefill::shared_tokens::{RowSlices, SharedTokens, SliceBounds, TokenSlice};
+pub use prefill::shared_tokens::{RowSlices, SharedTokens, SliceBounds, TokenSlice, WeightedToken};
 pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};
 pub use prefix_stats::probe::{Histogram, Probe, ProbeHead, RecentQueries, least_reaching};
 pub use prefix_stats::{

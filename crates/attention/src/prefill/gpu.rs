@@ -17,9 +17,9 @@ use crate::prefill::cost::{BlockCost, queries_by_group};
 use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
 use crate::prefill::mask::{
     BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
-    SearchedPlan, WeightedToken,
+    SearchedPlan,
 };
-use crate::prefill::shared_tokens::{SharedTokens, TokenSlice};
+use crate::prefill::shared_tokens::{SharedTokens, TokenSlice, WeightedToken};
 use crate::prefill::sparse_prefill::{SparsePrefill, planned};
 use crate::types::positions::Positions;
 use crate::types::seed::head_seed;

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::backend::active::MaskLaunch;
 use crate::cost::Cost;
 use crate::kv::KvShape;
-use crate::prefill::shared_tokens::{RowSlices, SliceBounds};
+use crate::prefill::shared_tokens::{RowSlices, SliceBounds, WeightedToken};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
 use crate::types::policy::Policy;
@@ -239,23 +239,6 @@ pub struct Mask {
     pub own: Vec<Vec<WeightedToken>>,
     /// Slices of shared tokens that each row attends; then `common` has no gap, and there are no diagonals and no `own`.
     pub slices: Option<RowSlices>,
-}
-
-/// A token that may represent several tokens.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct WeightedToken {
-    /// Position of the token.
-    pub token: u32,
-    /// The bias on its scaled logit: the logarithm of the number of tokens that it represents; 0 if it represents only
-    /// itself. Ignored if another part of the mask names the token.
-    pub log_weight: f32,
-}
-
-impl WeightedToken {
-    /// A token that represents only itself.
-    pub fn plain(token: u32) -> Self {
-        Self { token, log_weight: 0.0 }
-    }
 }
 
 impl Mask {

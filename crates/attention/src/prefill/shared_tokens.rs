@@ -1,4 +1,5 @@
-//! Tokens that the rows of a prompt attend in slices of lists that they share: a row costs a few numbers, however many tokens it attends.
+//! Weighted tokens, and tokens that the rows of a prompt attend in slices of lists that they share: a row costs a few numbers, however many
+//! tokens it attends.
 //!
 //! A method that draws tokens once for many rows, or sorts tokens into blocks, makes such lists once for a prompt. Masks name slices of
 //! them.
@@ -6,7 +7,22 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::prefill::mask::WeightedToken;
+/// A token that may represent several tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WeightedToken {
+    /// Position of the token.
+    pub token: u32,
+    /// The bias on its scaled logit: the logarithm of the number of tokens that it represents; 0 if it represents only
+    /// itself. Ignored if another part of the mask names the token.
+    pub log_weight: f32,
+}
+
+impl WeightedToken {
+    /// A token that represents only itself.
+    pub fn plain(token: u32) -> Self {
+        Self { token, log_weight: 0.0 }
+    }
+}
 
 /// Lists of tokens, one behind the other, for all rows of a prompt at one query head.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -103,8 +119,7 @@ impl SharedTokens {
 
 #[cfg(test)]
 mod tests {
-    use super::{SharedTokens, TokenSlice};
-    use crate::prefill::mask::WeightedToken;
+    use super::{SharedTokens, TokenSlice, WeightedToken};
 
     #[test]
     fn a_slice_has_the_tokens_of_its_stretch_that_are_of_other_groups() {

@@ -1,10 +1,10 @@
 use super::*;
 use crate::kv::KvDtype;
 use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock, mask_list_bytes};
-use crate::prefill::mask::{BlockMask, WeightedToken};
+use crate::prefill::mask::BlockMask;
 use crate::prefill::testing::{D, Layer, any_mask, assert_close, method, missing, resolved};
 use crate::types::budget::Context;
-use crate::{PromptShape, RowSlices, SelectedTokens, SliceBounds};
+use crate::{PromptShape, RowSlices, SelectedTokens, SliceBounds, WeightedToken};
 use proptest::prelude::*;
 use spattn_kernels::Rows;
 use std::collections::BTreeSet;
