@@ -110,7 +110,9 @@ const LATENCY: &str = "latency ms";
 /// A line below a table with latencies that says how they were measured; `None` without any.
 pub fn about_latency(rows: &[SummaryRow]) -> Option<&'static str> {
     let is_timed = rows.iter().any(SummaryRow::is_timed_alone);
-    is_timed.then_some("latency ms: mean step of one token that runs the method alone, on all threads; median turn")
+    is_timed.then_some(
+        "latency ms: mean time of a one-token step of the method alone, on all threads, in the median of five turns",
+    )
 }
 
 /// The columns of a table of these rows: those of [`IN_TABLES`] that suit them.

@@ -1238,7 +1238,9 @@ fn methods_are_timed_alone_and_nothing_else_changes() {
     ran.check(!has_latency(&ran.stdout) && !ran.stdout.contains("solo timing"), "shares are no latencies");
     assert!(!shared.dir.join("plots/score_vs_latency.svg").exists(), "nor drawn as such");
     let ran = tiny(&solo).args(&tasks).args(&["--latency", "solo"]).ok();
-    ran.prints("\nlatency ms: mean step of one token that runs the method alone, on all threads; median turn");
+    ran.prints(
+        "\nlatency ms: mean time of a one-token step of the method alone, on all threads, in the median of five turns",
+    );
     ran.check(ran.stdout.contains(", solo timing "), "and how long that took");
     assert!(solo.dir.join("plots/score_vs_latency.svg").exists());
     // The kind of timing is part of a record's key.

@@ -145,6 +145,7 @@ impl SparsePrefill<'_> {
         out: &mut Buffer,
         mark: &mut Marking<'_>,
     ) -> Result<bool, DevicePrefillError> {
+        assert_eq!(rows.first, 0, "a mask over the whole prompt needs the prompt as one chunk");
         let found = match mask.searched() {
             Some(plan) => self.find_blocks(gpu, chunk, plan, rows, cache)?.map(|found| (plan, found)),
             None => None,

@@ -195,14 +195,16 @@ fn cached_bytes(config: &RunConfig, prefix: &PromptShape, dtype: KvDtype, layers
     let of_method = |method: &Configured| {
         let form = method.method.device_form().ok();
         let Some(form) = form.filter(|form| !form.takes_products(prefix.heads / prefix.kv_heads)) else { return 0 };
-        let dense = method.policy.dense(layers);
+        let selecting = method.policy.dense(layers).iter().filter(|dense| !**dense).count().max(1);
         let tokens = method.policy.schedule.largest(&method.policy.dense(prefix.layers)) * form.list_tokens(prefix)
             + prefix.heads * GPU_FETCH_STEP;
         let kept = if form.refresh() > 1 { prefix.layers } else { 0 };
         let [_, (_, for_keys)] = CachedPart::divide(bytes, form.scores_keys());
         let all_keys = prefix.kv_heads * prefix.tokens * prefix.d * dtype.bytes();
-        let read = (for_keys / dense.iter().filter(|dense| !**dense).count().max(1)).min(all_keys);
-        bytes * prefix.layers / layers + (1 + kept) * tokens * 2 * prefix.d * dtype.bytes() + read
+        let read = (for_keys / selecting).min(all_keys);
+        // Only layers that select have a cache; all of this GPU's may be among them.
+        let caches = (bytes * prefix.layers.min(selecting)).div_ceil(selecting);
+        caches + (1 + kept) * tokens * 2 * prefix.d * dtype.bytes() + read
     };
     config.methods.iter().map(of_method).sum()
 }

@@ -144,7 +144,7 @@ summary_columns! {
     recall: Option<f64> = Ratio, Mean, "recall" (More);
     /// Time of the prefill; equal for methods that share a prefix.
     prefill_s: f64 = Seconds, Mean, "prefill s" (Less);
-    /// Time of a decode step with its 95 % interval over examples. With `--latency solo` it is a latency: the mean step that runs this method alone, on all threads (a method may select once for several steps), in the median of five turns. Else it is the method's share of steps that run all methods together. A `*` marks times taken under other conditions than most around them. Empty if there were no steps.
+    /// Time of a decode step with its 95 % interval over examples. With `--latency solo` it is a latency: the mean time of a step that runs this method alone, on all threads, in the median of five turns (a mean, since a method may select once for several steps). Else it is the method's share of steps that run all methods together. A `*` marks times taken under other conditions than most around them. Empty if there were no steps.
     decode_ms_per_token: Option<f64> = Milliseconds, Joint(|rows| Some(mean_step_ms(rows)?.mean)), "ms/token" (Less);
     /// Bytes of K and V that the method still stores at the end: those of the whole context without evicted tokens.
     kv_bytes_held: Option<f64> = Bytes, Mean, "KB held" (Less);
