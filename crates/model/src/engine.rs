@@ -111,6 +111,12 @@ impl GpuUse {
         both += other;
         Self { gpus: self.gpus + other.gpus, most_bytes: self.most_bytes + other.most_bytes, ..both }
     }
+
+    /// The same, if each GPU had this many copies of the model, which were counted as a GPU each.
+    #[must_use]
+    pub fn of_copies(self, on_each: usize) -> Self {
+        Self { gpus: self.gpus / on_each, ..self }
+    }
 }
 
 impl AddAssign for GpuUse {
@@ -294,5 +300,6 @@ mod tests {
         let several = GpuUse { gpus: 2, ..foreseen };
         let said = "2 GPUs: 3.0 GB of their memory together at most, 3.5 estimated before the run.";
         assert_eq!(several.to_string(), said);
+        assert_eq!(GpuUse { gpus: 8, ..foreseen }.of_copies(4).to_string(), said, "four copies on each of two GPUs");
     }
 }

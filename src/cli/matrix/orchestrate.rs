@@ -379,9 +379,8 @@ impl RunRequest {
 /// What all GPUs were used for that hold a model.
 fn gpu_use(model: &Model, config: &RunConfig) -> GpuUse {
     let used = model.decoders().filter_map(Decoder::gpu_use).fold(GpuUse::default(), GpuUse::beside);
-    // Copies of a model share a GPU.
     let copies = if let Device::EachGpu(copies) = config.device { copies.count() } else { 1 };
-    GpuUse { gpus: (used.gpus / copies).max(1), expected_bytes: expected_gpu_bytes(model, config).unwrap_or(0), ..used }
+    GpuUse { expected_bytes: expected_gpu_bytes(model, config).unwrap_or(0), ..used.of_copies(copies) }
 }
 
 /// Creates a folder with this name, or with a number appended if it exists.

@@ -40,7 +40,7 @@ pub struct TokenSlots {
     pub tokens: usize,
     /// The shape of its keys and values.
     pub shape: KvShape,
-    /// What is held of a token.
+    /// Whether a slot has a token's key alone, or its key and value.
     pub part: CachedPart,
 }
 

@@ -307,6 +307,24 @@ mod tests {
     }
 
     #[test]
+    fn caches_are_divided_among_the_layers_that_select() {
+        let (_, model) = run();
+        let (tokens, layers) = (4096, model.dimensions.config().layers);
+        let of = |part: Range<usize>, more: &str| {
+            let methods = "methods = ['quest:k=32,dense_layers=0']";
+            let text = format!("tasks = ['ruler/vt']\nlengths = [4096]\n{methods}\n{more}");
+            let mut config = RunConfig::resolve_single(Settings::parse(&text, "test").unwrap()).unwrap();
+            config.kv_tier = KvTier::Host;
+            bytes_at(&config, &model, tokens, &part)
+        };
+        let shape = model.dimensions.prompt_shape(tokens);
+        let copies = shape.heads * (32 + GPU_FETCH_STEP) * model.dimensions.kv_shape().row_bytes();
+        // The first layer has no cache, so the GPU with all others has the whole of them.
+        let kept = of(1..layers, "kv_tier = 'disk'\nkv_memory = '8M'") - of(1..layers, "");
+        assert_eq!(kept, (8 << 20) + copies);
+    }
+
+    #[test]
     fn memory_without_room_for_a_token_is_refused() {
         let (mut config, model) = run();
         config.kv_tier = KvTier::Host;
