@@ -156,10 +156,7 @@ impl KeyCache {
     /// # Errors
     /// [`GpuError`].
     pub fn take_hits(&mut self, gpu: &Gpu) -> Result<u64, GpuError> {
-        let mut hits = vec![0u64; self.shape.kv_heads];
-        gpu.download(&self.hits, 0, &mut hits)?;
-        gpu.upload_to(&mut self.hits, 0, &vec![0u64; self.shape.kv_heads])?;
-        Ok(hits.iter().sum())
+        gpu.take_counts(&mut self.hits)
     }
 
     /// Copies to the host what each slot of a KV head holds; `None` for empty slots.

@@ -152,10 +152,7 @@ impl TokenCache {
     /// # Errors
     /// [`GpuError`].
     pub fn take_hits(&mut self, gpu: &Gpu) -> Result<u64, GpuError> {
-        let mut hits = vec![0u64; self.shape.kv_heads];
-        gpu.download(&self.hits, 0, &mut hits)?;
-        gpu.upload_to(&mut self.hits, 0, &vec![0u64; self.shape.kv_heads])?;
-        Ok(hits.iter().sum())
+        gpu.take_counts(&mut self.hits)
     }
 
     pub(super) fn on_device(&self) -> DeviceTokenCache {

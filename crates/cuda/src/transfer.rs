@@ -98,6 +98,14 @@ impl Gpu {
         Ok(buffer)
     }
 
+    /// Returns the sum of the u64 counters that a buffer consists of, and sets them to zero.
+    pub(super) fn take_counts(&self, counters: &mut Buffer) -> Result<u64, GpuError> {
+        let mut counts = vec![0u64; counters.bytes() / size_of::<u64>()];
+        self.download(counters, 0, &mut counts)?;
+        self.upload_to(counters, 0, &vec![0u64; counts.len()])?;
+        Ok(counts.iter().sum())
+    }
+
     /// Copies numbers to the device, to byte `offset` of a buffer and on. Waits for earlier work if the buffer is in host memory.
     ///
     /// # Errors
