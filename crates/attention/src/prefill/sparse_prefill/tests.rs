@@ -133,6 +133,11 @@ fn masks_over_a_prompt_say_what_rows_attend_by_themselves_at_most_and_lists_keep
         let bounds = mask.slice_bounds(230);
         assert!(of_row <= bounds.slices && shared <= bounds.tokens, "{spec}: {of_row} slices of {shared} tokens");
         assert_eq!(of_row > 0, bounds.slices > 0, "{spec}");
+        for (slices, row) in slices().flat_map(|slices| slices.rows.iter().map(move |row| (slices, row))) {
+            let tokens = || row.iter().flat_map(|slice| slices.of.of(slice)).map(|own| own.token);
+            let distinct = tokens().collect::<BTreeSet<_>>().len();
+            assert_eq!(tokens().count(), distinct, "{spec}: slices of a row have a token in common");
+        }
         seen[usize::from(own + of_row > 0)] += 1;
         let last = masks.last().unwrap();
         for (block, of_heads) in masks.iter().enumerate() {
