@@ -28,6 +28,17 @@ impl<T: Plain + PartialEq> HostDeviceVec<T> {
         Ok(())
     }
 
+    /// Like [`set`](Self::set), for numbers that are copied only if they differ.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    pub fn set_to(&mut self, gpu: &Gpu, numbers: &[T]) -> Result<(), GpuError> {
+        match self.host == numbers && self.device.is_some() {
+            true => Ok(()),
+            false => self.set(gpu, numbers.to_vec()),
+        }
+    }
+
     /// The numbers.
     pub fn numbers(&self) -> &[T] {
         &self.host

@@ -12,7 +12,16 @@ use spattn_kernels::hyperplanes::Hyperplanes;
 pub(super) struct RandomPlanes {
     count: usize,
     seed: u64,
-    drawn: Mutex<Option<Arc<Hyperplanes>>>,
+    drawn: Mutex<Option<Drawn>>,
+}
+
+/// What was drawn for vectors of one width.
+struct Drawn {
+    width: usize,
+    /// The normal vectors, `[plane][width]`.
+    normals: Arc<[f32]>,
+    /// The same as a CPU multiplies with them; made when first needed.
+    planes: Option<Arc<Hyperplanes>>,
 }
 
 impl RandomPlanes {
@@ -23,12 +32,26 @@ impl RandomPlanes {
 
     /// The hyperplanes for vectors of `width` numbers; the same at each call.
     pub(super) fn of_width(&self, width: usize) -> Arc<Hyperplanes> {
+        self.with(width, |drawn| {
+            let Drawn { normals, planes, .. } = drawn;
+            planes.get_or_insert_with(|| Arc::new(Hyperplanes::new(normals, width))).clone()
+        })
+    }
+
+    /// Their normal vectors, `[plane][width]`, for devices. Layers and prompts share one draw, which takes longer than to hash a layer.
+    #[cfg(any(test, feature = "cuda"))]
+    pub(super) fn normals_of_width(&self, width: usize) -> Arc<[f32]> {
+        self.with(width, |drawn| drawn.normals.clone())
+    }
+
+    /// Lends what is drawn for vectors of `width` numbers.
+    fn with<T>(&self, width: usize, act: impl FnOnce(&mut Drawn) -> T) -> T {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*drawn {
-            Some(planes) if planes.d() == width => planes.clone(),
-            _ => {
-                let normals = gaussians(self.count * width, self.seed);
-                drawn.insert(Arc::new(Hyperplanes::new(&normals, width))).clone()
+        match &mut *drawn {
+            Some(known) if known.width == width => act(known),
+            none => {
+                let normals = gaussians(self.count * width, self.seed).into();
+                act(none.insert(Drawn { width, normals, planes: None }))
             }
         }
     }
@@ -62,5 +85,9 @@ mod tests {
         let planes = RandomPlanes::new(16, 1);
         assert!(Arc::ptr_eq(&planes.of_width(16), &planes.of_width(16)));
         assert_eq!((planes.of_width(16).d(), planes.of_width(17).d(), planes.of_width(16).d()), (16, 17, 16));
+        assert!(Arc::ptr_eq(&planes.normals_of_width(16), &planes.normals_of_width(16)));
+        for width in [16, 17] {
+            assert_eq!(planes.normals_of_width(width)[..], gaussians(16 * width, 1));
+        }
     }
 }

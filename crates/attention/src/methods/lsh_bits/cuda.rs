@@ -6,7 +6,6 @@ use std::ops::Range;
 use super::RandomSignatures;
 use crate::backend::active::{Built, DeviceLayer, DeviceStep, build_on_host};
 use crate::backend::index::PrefixStatsView;
-use crate::methods::planes::gaussians;
 use crate::methods::signatures::cuda::CudaSigner;
 use crate::methods::signatures::{Ties, words_of};
 use crate::scored::scorer::Scorer;
@@ -34,7 +33,7 @@ impl CudaSigner for RandomSignatures {
     ) -> Result<Built<SignedLayer>, GpuError> {
         let (gpu, d) = (layer.gpu, layer.cache.d);
         let (words, tokens) = (words_of(self.bits), layer.candidates.len());
-        let normals = gaussians(self.bits * self.width(d), self.seed);
+        let normals = self.planes.normals_of_width(self.width(d));
         let signatures = match KeySides::fit(d) {
             true => gpu.sign_key_sides(&layer.cache, layer.candidates.clone(), &self.key_sides(&normals, layer))?,
             false => self.sign_on_host(layer, learned)?,

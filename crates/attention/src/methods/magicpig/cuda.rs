@@ -10,7 +10,6 @@ use crate::backend::active::{
     Built, CudaBuilder, CudaForm, DeviceLayer, DeviceScratch, DeviceStep, DeviceWorkspace, FITS, KvHandle,
 };
 use crate::backend::index::{IndexLayer, PrefixStatsView};
-use crate::methods::planes::gaussians;
 use spattn_cuda::{
     Buffer, CollisionWorkspace, DownloadedTables, GpuError, HashTables, HostDeviceVec, Queries, SamplingSpec,
     TableNumbers, TableShape, TokenListLayout,
@@ -45,7 +44,7 @@ impl CudaBuilder for MagicPig {
     /// Builds the tables of [`build_all`](CudaForm::build_all), and downloads them.
     fn build_heads(&self, (gpu, cache): KvHandle<'_>, layer: &IndexLayer<'_>) -> Result<Vec<HashIndex>, GpuError> {
         let shape = self.table_shape(cache.d);
-        let normals = gaussians(self.shape().planes() * cache.d, self.hashing.seed);
+        let normals = self.planes.normals_of_width(cache.d);
         let tables = gpu.hash_keys(&cache, layer.candidates.clone(), shape, (&normals, self.hashing.center))?;
         (0..cache.kv_heads).map(|kv_head| Ok(self.index_of(tables.download(gpu, kv_head)?, cache.d))).collect()
     }
@@ -61,7 +60,7 @@ impl CudaBuilder for MagicPig {
         let QueryHashing { planes, workspace } = scratch.own.of();
         let planes = match planes.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(none) => none.insert(gpu.upload(&gaussians(self.shape().planes() * shape.d, seed))?),
+            Entry::Vacant(none) => none.insert(gpu.upload(&self.planes.normals_of_width(shape.d))?),
         };
         gpu.hash_queries(queries, cache.storage, shape, planes, workspace)
     }
@@ -85,8 +84,8 @@ impl CudaForm for MagicPig {
     type Index = HashTables;
 
     fn build_all(&self, layer: &DeviceLayer<'_>, _: &PrefixStatsView<'_>) -> Result<Built<HashTables>, GpuError> {
-        let (shape, d) = (self.shape(), layer.cache.d);
-        let planes = gaussians(shape.planes() * d, self.hashing.seed);
+        let d = layer.cache.d;
+        let planes = self.planes.normals_of_width(d);
         let (gpu, tokens) = (layer.gpu, layer.candidates.clone());
         let tables = gpu.hash_keys(&layer.cache, tokens, self.table_shape(d), (&planes, self.hashing.center))?;
         Ok(Built { host_bytes: tables.bytes(), index: tables })
@@ -107,7 +106,7 @@ impl CudaForm for MagicPig {
         let log_probability = self.log_probability.as_ref().expect(FITS);
         let DeviceWorkspace { lists, own, .. } = to;
         let SamplingTable(steps) = own.of();
-        steps.set(gpu, log_probability.steps.clone())?;
+        steps.set_to(gpu, &log_probability.steps)?;
         let chances = SamplingSpec {
             least: self.hashing.min_collisions,
             floor: self.u_floor,
