@@ -55,11 +55,11 @@ pub trait DeviceChunk: Sync {
     /// If the device fails.
     fn input(&self) -> Result<Vec<f32>, DeviceFailure>;
 
-    /// Like [`PrefillChunk::last_queries`]; `count` is at most the number of tokens.
+    /// Like [`PrefillChunk::queries_of`].
     ///
     /// # Errors
     /// If the device fails.
-    fn last_queries(&self, count: usize) -> Result<Vec<f32>, DeviceFailure>;
+    fn queries_of(&self, tokens: &[u32]) -> Result<Vec<f32>, DeviceFailure>;
 
     /// Like [`PrefillChunk::kv`].
     ///
@@ -213,7 +213,25 @@ impl<'a> PrefillChunk<'a> {
             Source::Host { queries, .. } => {
                 Ok(Cow::Borrowed(&queries[(self.tokens - count) * self.heads * self.d()..]))
             }
-            Source::Device(chunk) => chunk.last_queries(count).map(Cow::Owned).map_err(|failure| self.error(failure)),
+            Source::Device(_) => {
+                let last: Vec<u32> = ((self.tokens - count) as u32..self.tokens as u32).collect();
+                self.queries_of(&last).map(Cow::Owned)
+            }
+        }
+    }
+
+    /// Returns the queries of some tokens of the chunk, which are numbered from the chunk's first, ascending. Unlike
+    /// [`queries`](Self::queries), copies no others from a device.
+    ///
+    /// # Errors
+    /// If a device that computes the chunk fails.
+    pub fn queries_of(&self, tokens: &[u32]) -> Result<Vec<f32>, KvError> {
+        match self.source {
+            Source::Host { queries, .. } => {
+                let of_token = |token: &u32| queries.chunks_exact(self.heads * self.d()).nth(*token as usize);
+                Ok(tokens.iter().filter_map(of_token).flatten().copied().collect())
+            }
+            Source::Device(chunk) => chunk.queries_of(tokens).map_err(|failure| self.error(failure)),
         }
     }
 
@@ -444,7 +462,7 @@ mod tests {
             gone()
         }
 
-        fn last_queries(&self, _: usize) -> Result<Vec<f32>, DeviceFailure> {
+        fn queries_of(&self, _: &[u32]) -> Result<Vec<f32>, DeviceFailure> {
             gone()
         }
 

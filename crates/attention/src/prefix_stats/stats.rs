@@ -224,14 +224,15 @@ fn keep_queries(
     positions: &VecDeque<Vec<u32>>,
     kept: &mut VecDeque<KvStore>,
 ) -> Result<(), KvError> {
-    let (chunk, width) = (piece.chunk, piece.chunk.heads * piece.chunk.d());
+    let chunk = piece.chunk;
     for (positions, kept) in positions.iter().zip(kept) {
         let within = |bound: usize| positions.partition_point(|position| (*position as usize) < bound);
         let positions = &positions[within(piece.tokens.start)..within(piece.tokens.end)];
-        for run in positions.chunk_by(|a, b| a + 1 == *b) {
-            let first = run[0] as usize - chunk.first;
-            kept.append_rows(&chunk.queries()?[first * width..(first + run.len()) * width]);
+        if positions.is_empty() {
+            continue;
         }
+        let tokens: Vec<u32> = positions.iter().map(|position| position - chunk.first as u32).collect();
+        kept.append_rows(&chunk.queries_of(&tokens)?);
     }
     Ok(())
 }

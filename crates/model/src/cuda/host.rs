@@ -7,10 +7,10 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::kv::DevicePrefix;
+use super::kv::{DevicePrefix, storage};
 use spattn_attention::calibration::DeviceChunk;
 use spattn_attention::kv::{DeviceFailure, KvDtype, LayerKv};
-use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Plain, Rows, Storage, may_deal};
+use spattn_cuda::{Buffer, Gpu, GpuError, LayerRule, Plain, RowMatrix, Rows, Storage, may_deal};
 
 /// Numbers of one storage type in host memory.
 pub(super) enum Numbers {
@@ -144,11 +144,32 @@ impl<'a> HostView<'a> {
         self.workspace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Downloads the queries of the chunk's last tokens.
-    fn copy_queries(&self, count: usize, mut queries: Vec<f32>) -> Result<Vec<f32>, GpuError> {
+    /// Downloads the queries of some tokens of the chunk, which are numbered from its first.
+    fn try_queries_of(&self, tokens: &[u32]) -> Result<Vec<f32>, GpuError> {
+        let (Some(first), stride) = (tokens.first(), self.widths.1) else { return Ok(Vec::new()) };
+        let follows = |pair: &[u32]| pair[0] + 1 == pair[1];
+        if tokens.windows(2).all(follows) {
+            return self.copy_queries((self.qkv, *first as usize), tokens.len(), Vec::new());
+        }
+        let most = tokens.iter().max().map_or(0, |most| *most as usize);
+        assert!(most < self.rows, "token {most} is beyond a chunk of {} tokens", self.rows);
+        let storage = storage(self.prefix.shape.dtype);
+        let mut gathered = self.gpu.alloc(tokens.len() * stride * storage.bytes())?;
+        let rows = RowMatrix { numbers: self.qkv, storage, rows: self.rows, width: stride };
+        self.gpu.gather_rows(rows, &self.gpu.upload(tokens)?, (0, tokens.len()), &mut gathered)?;
+        self.copy_queries((&gathered, 0), tokens.len(), Vec::new())
+    }
+
+    /// Downloads the queries of `count` rows of a buffer, from row `first` on.
+    fn copy_queries(
+        &self,
+        (buffer, first): (&Buffer, usize),
+        count: usize,
+        mut queries: Vec<f32>,
+    ) -> Result<Vec<f32>, GpuError> {
         let (width, stride) = self.widths;
         queries.resize(count * width, 0.0);
-        let from = (self.qkv, (self.rows - count) * stride);
+        let from = (buffer, first * stride);
         let (shape, to) = ((count, stride), (&mut queries[..], width));
         let mut workspace = self.workspace();
         let HostWorkspace { f16, bf16, f32, .. } = &mut **workspace;
@@ -206,7 +227,7 @@ impl DeviceChunk for HostView<'_> {
             return Ok(queries);
         }
         let spare = std::mem::take(&mut self.workspace().queries);
-        let queries = self.copy_queries(self.rows, spare)?;
+        let queries = self.copy_queries((self.qkv, 0), self.rows, spare)?;
         Ok(self.queries.get_or_init(|| queries))
     }
 
@@ -220,8 +241,8 @@ impl DeviceChunk for HostView<'_> {
         Ok(self.try_add_attention_mass(positions, mass)?)
     }
 
-    fn last_queries(&self, count: usize) -> Result<Vec<f32>, DeviceFailure> {
-        Ok(self.copy_queries(count, Vec::new())?)
+    fn queries_of(&self, tokens: &[u32]) -> Result<Vec<f32>, DeviceFailure> {
+        Ok(self.try_queries_of(tokens)?)
     }
 
     fn kv(&self) -> Result<&LayerKv, DeviceFailure> {
