@@ -8,6 +8,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::example_runner::ExampleRunner;
+use super::inputs_ahead::Made;
 use super::run_plan::RunEnd;
 use super::runner::Runner;
 use super::shared_prefill;
@@ -197,7 +198,7 @@ fn a_fatal_failure_of_the_device_ends_the_run_and_is_no_methods_fault() {
         let mut seen = Seen::default();
         let mut plan = runner.plan(&mut seen).unwrap();
         let place = plan.cells[0].place;
-        let items = runner.prepare(&mut plan, place, &[0], |_| false, &mut seen).unwrap();
+        let items = runner.prepare(&mut plan, (place, &[0]), |_| false, Made::new(), &mut seen).unwrap();
         let (item, method) = (&items[0], items[0].methods.last().unwrap());
         let of = |failure: DeviceFailure| anyhow::Error::new(EngineError::Device(failure)).context("example 0");
         let ended = runner.fail(item, method, of(DeviceFailure::fatal("it failed")), &mut plan, &mut seen);

@@ -22,8 +22,8 @@ pub struct MethodCosts {
     pub is_time_split: bool,
     /// Latency of a step of this method alone on the machine, if it was asked for.
     pub solo: Option<Solo>,
-    /// Where tokens were selected, if the engine computes on a device: `host`, or `device` if the host selected none. A
-    /// random selection that looks at no query is made on the host too, though no step waits for it.
+    /// Where tokens were selected, if the engine computes on a device: `host`, or `device` if the host selected none in a
+    /// step. A random selection that looks at no query is made on the host too, though no step waits for it.
     pub select_on: &'static str,
     /// Time to build the method's index, in this or an earlier run.
     pub index: IndexTime,

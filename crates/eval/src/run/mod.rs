@@ -14,6 +14,7 @@ pub mod example_runner;
 #[cfg(test)]
 mod example_runner_tests;
 pub mod generate;
+pub(crate) mod inputs_ahead;
 pub(crate) mod job_queue;
 pub mod method_costs;
 pub mod one_pass;

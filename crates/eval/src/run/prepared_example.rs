@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use anyhow::Result;
 
+use super::inputs_ahead::Made;
 use super::record_key::record_key;
 use super::runner::Runner;
 use crate::config::run_config::Variant;
@@ -69,6 +70,21 @@ impl Planner<'_> {
         self.pending_examples(plan, place, context, has).iter().map(|pending| pending.methods.len()).sum()
     }
 
+    /// The examples of a context of which records are missing: index and seed.
+    pub(super) fn missing_examples(
+        &self,
+        plan: &RunPlan,
+        place: TaskLength,
+        context: &[usize],
+        has: impl Fn(&str) -> bool,
+    ) -> Vec<(usize, u64)> {
+        let pending = self.pending_examples(plan, place, context, has);
+        let mut examples: Vec<_> = pending.iter().map(|pending| (pending.index, pending.variant.seed)).collect();
+        examples.sort_unstable();
+        examples.dedup();
+        examples
+    }
+
     /// The examples of a context under all variants, each with the methods whose records are missing.
     fn pending_examples(
         &self,
@@ -98,17 +114,17 @@ impl Planner<'_> {
 }
 
 impl Runner<'_> {
-    /// Prepares the examples of a context whose records are missing. Each is made once for all protocols, and those that
-    /// begin alike become neighbours. If an example cannot be made, the rest of its cell under its seed is left out.
+    /// Prepares the examples of a context whose records are missing. Each is made once for all protocols, unless its input is `ready`, and
+    /// those that begin alike become neighbours. If an example cannot be made, the rest of its cell under its seed is left out.
     ///
     /// # Errors
     /// The errors of `watch` about an example that cannot be made.
     pub(super) fn prepare(
         &self,
         plan: &mut RunPlan,
-        place: TaskLength,
-        context: &[usize],
+        (place, context): (TaskLength, &[usize]),
         has: impl Fn(&str) -> bool,
+        mut ready: Made,
         watch: &mut dyn RunObserver,
     ) -> Result<Vec<PreparedExample>> {
         let mut made: BTreeMap<(u64, usize), Option<Rc<ExampleInput>>> = BTreeMap::new();
@@ -119,7 +135,8 @@ impl Runner<'_> {
             let input = match known {
                 Some(input) => input,
                 None => {
-                    let input = self.make_or_skip(place, index, seed, plan, watch)?.map(Rc::new);
+                    let input = ready.remove(&(index, seed)).unwrap_or_else(|| self.material(place, index, seed));
+                    let input = self.keep_or_skip((place, seed), input, plan, watch)?.map(Rc::new);
                     made.insert((seed, index), input.clone());
                     input
                 }
@@ -134,16 +151,15 @@ impl Runner<'_> {
         Ok(items)
     }
 
-    /// Makes an example. If it cannot be made, leaves the rest of its cell under its seed out of the plan.
-    fn make_or_skip(
+    /// Returns the input of an example. If it could not be made, leaves the rest of its cell under its seed out of the plan.
+    fn keep_or_skip(
         &self,
-        place: TaskLength,
-        index: usize,
-        seed: u64,
+        (place, seed): (TaskLength, u64),
+        input: Result<ExampleInput>,
         plan: &mut RunPlan,
         watch: &mut dyn RunObserver,
     ) -> Result<Option<ExampleInput>> {
-        let error = match self.material(place, index, seed) {
+        let error = match input {
             Ok(input) => return Ok(Some(input)),
             Err(error) => error,
         };

@@ -6,10 +6,12 @@
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use anyhow::Result;
 
 use super::example_runner::ExampleRunner;
+use super::inputs_ahead::{InputsAhead, Made};
 use super::prepared_example::PreparedExample;
 use super::runner::Runner;
 use super::stopwatch::PhaseTimes;
@@ -91,7 +93,12 @@ pub(super) struct Ledger<'r> {
 }
 
 impl<'r> Ledger<'r> {
-    fn new(runner: &'r Runner<'r>, cells: &[PlanCell], store: &'r mut Store, watch: &'r mut dyn RunObserver) -> Self {
+    pub(super) fn new(
+        runner: &'r Runner<'r>,
+        cells: &[PlanCell],
+        store: &'r mut Store,
+        watch: &'r mut dyn RunObserver,
+    ) -> Self {
         let examples = |cell: &PlanCell| runner.examples_under_variants(cell);
         let work_of = |cell: &PlanCell| runner.work(cell.place.length).saturating_mul(examples(cell) as u64);
         Self {
@@ -177,46 +184,59 @@ impl Runner<'_> {
         let cells = std::mem::take(&mut plan.cells);
         let ledger = Ledger::new(self, &cells, store, watch);
         match self.model.further_copies.is_empty() {
-            true => self.run_in_turn(&cells, plan, ledger, stop),
+            true => self.run_in_turn(&cells, plan, (ledger, stop), self.makes_inputs_ahead()),
             false => self.run_side_by_side(&cells, plan, ledger, stop),
         }
     }
 
-    /// Runs one context after the other, and records each example when it is done.
-    fn run_in_turn(
+    /// Runs one context after the other, and records each example when it is done. If `ahead`, the inputs of each context are made while the
+    /// one before it runs.
+    pub(super) fn run_in_turn(
         &self,
         cells: &[PlanCell],
         mut plan: RunPlan,
-        ledger: Ledger<'_>,
-        stop: &AtomicBool,
+        (ledger, stop): (Ledger<'_>, &AtomicBool),
+        ahead: bool,
     ) -> Result<(RunEnd, PhaseTimes)> {
         let mut runner = ExampleRunner::new(&self.model.decoder, stop);
         // `has` and `tell` borrow the ledger in turn, never at once.
         let ledger = RefCell::new(ledger);
-        for cell in cells {
-            ledger.borrow_mut().begin(cell);
-            for context in cell.contexts.iter() {
-                let has = |key: &str| ledger.borrow().store().contains(key);
-                let mut tell = |event: ContextEvent| ledger.borrow_mut().take(cell.place, event);
-                let end = self.run_context(cell.place, &context, has, (&mut runner, &mut plan), &mut tell)?;
+        let has = |key: &str| ledger.borrow().store().contains(key);
+        let numbered = cells.iter().enumerate();
+        let contexts = numbered.flat_map(|(number, cell)| cell.contexts.iter().map(move |context| (number, context)));
+        let mut contexts = contexts.peekable();
+        let mut begun = 0;
+        thread::scope(|scope| {
+            let mut inputs = InputsAhead::none();
+            while let Some((number, context)) = contexts.next() {
+                cells[begun..=number].iter().for_each(|cell| ledger.borrow_mut().begin(cell));
+                begun = number + 1;
+                let (place, made) = (cells[number].place, inputs.take());
+                if let Some((next, context)) = contexts.peek().filter(|_| ahead) {
+                    let next = cells[*next].place;
+                    inputs = InputsAhead::begin(scope, self, next, self.missing_examples(&plan, next, context, has));
+                }
+                let mut tell = |event: ContextEvent| ledger.borrow_mut().take(place, event);
+                let end = self.run_context((place, &context), has, made, (&mut runner, &mut plan), &mut tell)?;
                 if end == RunEnd::Interrupted {
                     return Ok((end, runner.spent()));
                 }
             }
-        }
-        Ok((RunEnd::Complete, runner.spent()))
+            cells[begun..].iter().for_each(|cell| ledger.borrow_mut().begin(cell));
+            Ok((RunEnd::Complete, runner.spent()))
+        })
     }
 
-    /// Runs the examples of a context whose records `has` does not know, and reports events to `tell`.
+    /// Runs the examples of a context whose records `has` does not know, and reports events to `tell`. `made` are inputs that are ready.
     pub(super) fn run_context(
         &self,
-        place: TaskLength,
-        context: &[usize],
+        (place, context): (TaskLength, &[usize]),
         has: impl Fn(&str) -> bool,
+        made: Made,
         (runner, plan): (&mut ExampleRunner<'_>, &mut RunPlan),
         tell: &mut Tell<'_>,
     ) -> Result<RunEnd> {
-        let items = self.prepare(plan, place, context, has, &mut Failures(tell))?;
+        let items = self.prepare(plan, (place, context), has, made, &mut Failures(tell))?;
         for _ in items.len()..context.len() * self.config.variants().len() {
             tell(ContextEvent::Without)?;
         }

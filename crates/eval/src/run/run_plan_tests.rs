@@ -1,12 +1,14 @@
 //! Tests of the loop over a plan: progress, resuming, stopping, and examples that cannot be run.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use serde_json::json;
 
-use super::run_plan::RunEnd;
+use super::run_plan::{Ledger, RunEnd};
 use super::runner::Runner;
 use super::testing::{Given, Seen, passage, with_runner};
 use crate::config::run_config::RunConfig;
@@ -101,7 +103,12 @@ fn a_run_that_is_told_to_stop_records_nothing_more() {
 }
 
 /// A task that has examples under one seed only.
-struct OfOneSeed(u64);
+struct OfOneSeed {
+    seed: u64,
+    /// A thread, and how many examples other threads have made.
+    here: ThreadId,
+    elsewhere: Arc<AtomicUsize>,
+}
 
 impl Task for OfOneSeed {
     fn name(&self) -> &str {
@@ -121,7 +128,8 @@ impl Task for OfOneSeed {
     }
 
     fn example(&self, _: usize, index: usize, seed: u64, _: &dyn PromptCounter) -> Result<Example> {
-        match seed == self.0 {
+        self.elsewhere.fetch_add(usize::from(thread::current().id() != self.here), Ordering::Relaxed);
+        match seed == self.seed {
             true => Ok(Example { index, ..Given::question() }),
             false => Err(anyhow!("there is none")),
         }
@@ -130,25 +138,40 @@ impl Task for OfOneSeed {
 
 #[test]
 fn what_cannot_be_made_under_one_seed_is_run_under_the_others() {
+    assert_eq!(run_of_one_seed(false), 0);
+    // Those of the second context, under three seeds.
+    assert_eq!(run_of_one_seed(true), 3);
+}
+
+/// Runs two examples under three seeds, of which one has examples. Returns how many inputs another thread made.
+fn run_of_one_seed(ahead: bool) -> usize {
     let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16']\nseed = [3, 4, 5]";
     let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
     let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
-    let tasks: Vec<Box<dyn Task>> = vec![Box::new(OfOneSeed(4))];
+    let elsewhere = Arc::new(AtomicUsize::new(0));
+    let task = OfOneSeed { seed: 4, here: thread::current().id(), elsewhere: elsewhere.clone() };
+    let tasks: Vec<Box<dyn Task>> = vec![Box::new(task)];
     let planner =
         Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
     let runner = Runner { planner, model: &model };
     let dir = tempfile::tempdir().unwrap();
     let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
     let mut store = Store::open(dir.path(), OpenMode::Fresh, &json!({ "identity": identities })).unwrap();
-    let (plan, mut seen) = (runner.plan(&mut Seen::default()).unwrap(), Seen::default());
+    let (mut plan, mut seen) = (runner.plan(&mut Seen::default()).unwrap(), Seen::default());
     assert_eq!(runner.remaining(&plan, &[]).records, 12);
-    assert_eq!(runner.run(plan, &mut store, &AtomicBool::new(false), &mut seen).unwrap().0, RunEnd::Complete);
+    // The plan has made some to check them.
+    elsewhere.store(0, Ordering::Relaxed);
+    let cells = std::mem::take(&mut plan.cells);
+    let ledger = Ledger::new(&runner, &cells, &mut store, &mut seen);
+    let end = runner.run_in_turn(&cells, plan, (ledger, &AtomicBool::new(false)), ahead).unwrap().0;
+    assert_eq!(end, RunEnd::Complete);
     assert_eq!(seen.examples, 6, "those that could not be made are done as well");
     let failed: Vec<&str> = seen.failures.iter().map(|failure| failure.what.as_str()).collect();
     assert_eq!(failed, ["builtin, given, seed 3", "builtin, given, seed 5"], "each once");
     let records = load_records(dir.path()).unwrap().records;
     let made: Vec<_> = records.iter().map(|r| (r.seed, r.sample, r.method.as_str())).collect();
     assert_eq!(made, [(4, 0, "full"), (4, 0, "topk"), (4, 1, "full"), (4, 1, "topk")]);
+    elsewhere.load(Ordering::Relaxed)
 }
 
 #[test]

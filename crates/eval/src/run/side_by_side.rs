@@ -13,6 +13,7 @@ use std::thread;
 use anyhow::{Result, anyhow};
 
 use super::example_runner::ExampleRunner;
+use super::inputs_ahead::Made;
 use super::job_queue::{Answer, Answers, Closing, JobQueue, LostJob};
 use super::run_plan::{ContextEvent, Ledger, RunEnd};
 use super::runner::Runner;
@@ -131,7 +132,8 @@ impl Worker<'_> {
         let has = |key: &str| self.known.contains(key);
         let end = match self.halt.load(Ordering::Relaxed) {
             true => Ok(RunEnd::Interrupted),
-            false => self.runner.run_context(*place, context, has, (runner, &mut plan), &mut keep),
+            // Prompts are made while other copies compute.
+            false => self.runner.run_context((*place, context), has, Made::new(), (runner, &mut plan), &mut keep),
         };
         Finished { events, left_out, plan, end }
     }
