@@ -7,20 +7,36 @@ constexpr int THREADS = 1024;
 // Words of the bit set of tokens, and how many tokens it covers.
 constexpr uint32_t WORDS = 8192, ROOM = 32 * WORDS;
 
-// Blocks: KV heads, rows. Tokens are `[row][kv_head][lists][most]`, all in [first, end), and counts `[row][kv_head][lists]`; a KV head has
-// one list for all heads of its group, or one for each. `counters` holds two numbers for each row: the address of its counters, and a
-// factor for what is added. This layer's counters begin at `offset`: `[kv_head]` tokens read, `[query head]` tokens attended, and the
-// number of index entries read, summed over `entries` `[row][kv_head][lists]` unless that is null.
-extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t* tokens, uint32_t most,
-                                                                  const uint32_t* counts, const uint32_t* entries,
-                                                                  uint32_t lists, uint32_t group,
-                                                                  uint32_t first, uint32_t end,
-                                                                  const unsigned long long* counters,
+// Lists that are counted. Tokens are `[row][kv_head][lists][most]`, all in [first, end), and counts `[row][kv_head][lists]`; a KV head has one
+// list for all heads of its group, or one for each. `counters` holds two numbers for each row: the address of its counters, and a factor
+// for what is added. `entries` are `[row][kv_head][lists]`, or null.
+struct Counted {
+    const uint32_t* tokens;
+    const uint32_t* counts;
+    const uint32_t* entries;
+    const unsigned long long* counters;
+    uint32_t most, lists, first, end, rows, padding;
+};
+
+// The most lists in one launch: as arguments, they need no upload.
+constexpr int MOST_COUNTED = 16;
+
+struct AllCounted {
+    Counted of[MOST_COUNTED];
+};
+
+// Blocks: KV heads, rows, lists. This layer's counters of a row begin at `offset`: `[kv_head]` tokens read, `[query head]` tokens attended,
+// and the number of index entries read, summed over entries.
+extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const __grid_constant__ AllCounted all, uint32_t group,
                                                                   unsigned long long offset) {
     __shared__ uint32_t seen[WORDS];
+    const Counted& own = all.of[blockIdx.z];
+    if (blockIdx.y >= own.rows) return;
+    const uint32_t *tokens = own.tokens, *counts = own.counts, *entries = own.entries;
+    const uint32_t most = own.most, lists = own.lists, first = own.first, end = own.end;
     const uint64_t list = (static_cast<uint64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * lists;
-    unsigned long long* sums = reinterpret_cast<unsigned long long*>(counters[2 * blockIdx.y]) + offset;
-    const unsigned long long times = counters[2 * blockIdx.y + 1];
+    unsigned long long* sums = reinterpret_cast<unsigned long long*>(own.counters[2 * blockIdx.y]) + offset;
+    const unsigned long long times = own.counters[2 * blockIdx.y + 1];
     for (uint32_t head = threadIdx.x; head < group; head += THREADS) {
         const uint32_t count = counts[list + (lists == 1 ? 0 : head)];
         atomicAdd(sums + gridDim.x + blockIdx.x * group + head, times * count);
@@ -36,11 +52,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) count_picks(const uint32_t
         for (uint32_t i = threadIdx.x; i < WORDS; i += THREADS) seen[i] = 0;
         __syncthreads();
         for (uint32_t h = 0; h < lists; ++h) {
-            const uint32_t* own = tokens + (list + h) * most;
+            const uint32_t* listed = tokens + (list + h) * most;
             const uint32_t count = min(counts[list + h], most);
             for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
                 // Tokens before `from` wrap around to large numbers.
-                const uint32_t at = own[i] - from;
+                const uint32_t at = listed[i] - from;
                 if (at >= ROOM) continue;
                 const uint32_t bit = 1u << at % 32;
                 different += (atomicOr(&seen[at / 32], bit) & bit) == 0;

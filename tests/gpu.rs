@@ -3842,8 +3842,10 @@ fn check_picks_there(model: &str) {
             let name = spec.split(':').next().unwrap();
             let place = methods::find(name).unwrap().selection_place();
             let picks_there = place == SelectionPlace::Device && !spec.ends_with("k=0");
-            assert_eq!((fork.selects_on_device(), fork.selects_on_host()), (picks_there, !picks_there), "{spec}");
-            assert!(!other.selects_on_device() && other.selects_on_host(), "{spec}");
+            let picks_here = place != SelectionPlace::HostOnce;
+            let expected = (picks_there, !picks_there && picks_here);
+            assert_eq!((fork.selects_on_device(), fork.selects_on_host()), expected, "{spec}");
+            assert_eq!((other.selects_on_device(), other.selects_on_host()), (false, picks_here), "{spec}");
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::types::budget::Context;
 use crate::types::policy::Policy;
 use crate::types::positions::{Grouped, Positions};
 use crate::types::prefix_head::{HeadPrefix, SparseLayerRank};
+use crate::types::prompt_shape::PromptShape;
 use crate::types::scores::{GroupQueries, score_into, score_some_in_context};
 use crate::types::seed::mix_seed;
 use crate::types::selection::{Selection, StaticTokens};
@@ -158,7 +159,19 @@ pub trait Method: Send + Sync + 'static {
     /// True if selection ignores queries, keys and values of the step (fixed when the index is built, or random). The
     /// engine may then pass empty slices.
     fn is_data_independent(&self) -> bool {
+        self.selects_once()
+    }
+
+    /// Whether a sequence keeps the tokens that it selects when it starts, each list in one softmax with the static tokens, and selects
+    /// nothing in its steps. Default false.
+    fn selects_once(&self) -> bool {
         false
+    }
+
+    /// If a sequence [selects once](Self::selects_once): upper bound of the tokens of a list, of which a KV head or each of its query heads
+    /// has one.
+    fn most_kept(&self, prefix: &PromptShape) -> usize {
+        prefix.tokens
     }
 
     /// Whether tokens are selected ahead, so that they can be fetched while the layer before computes: by the queries that the input of the
@@ -448,6 +461,10 @@ pub trait AnyMethod: Send + Sync {
     fn resident_candidates(&self, index: &dyn Any, state: &dyn Any) -> Option<usize>;
     /// See [`Method::is_data_independent`].
     fn is_data_independent(&self) -> bool;
+    /// See [`Method::selects_once`].
+    fn selects_once(&self) -> bool;
+    /// See [`Method::most_kept`].
+    fn most_kept(&self, prefix: &PromptShape) -> usize;
     /// See [`Method::selects_ahead`].
     fn selects_ahead(&self) -> bool;
     /// See [`Method::attends_on_host`].
@@ -543,6 +560,12 @@ impl<M: Method> AnyMethod for M {
     }
     fn is_data_independent(&self) -> bool {
         Method::is_data_independent(self)
+    }
+    fn selects_once(&self) -> bool {
+        Method::selects_once(self)
+    }
+    fn most_kept(&self, prefix: &PromptShape) -> usize {
+        Method::most_kept(self, prefix)
     }
     fn selects_ahead(&self) -> bool {
         Method::selects_ahead(self)

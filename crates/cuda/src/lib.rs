@@ -76,6 +76,7 @@ pub use channels::{ChosenChannels, KeysByChannel};
 pub use coded_bounds::{CodedBounds, CodedBoundsWorkspace, PageCodes};
 pub use codes::CodedKeys;
 pub use collisions::{CollisionWorkspace, DownloadedTables, HashTables, SamplingSpec, TableNumbers, TableShape};
+pub use count::CountedLists;
 pub use distributions::{NormalizedRows, RowSum};
 pub use draws::{DRAW_KEY, DrawWorkspace};
 pub use experts::{ExpertMatrices, MOST_EXPERTS, MOST_USED_EXPERTS, Routes, RowMatrix};

@@ -99,6 +99,31 @@ impl TokenLists {
         Ok(())
     }
 
+    /// Copies lists that the host selected to the device, as the lists of one row. Their tokens are below `end`.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a token is not below `end`.
+    pub fn upload(gpu: &Gpu, lists: &[Vec<u32>], end: usize) -> Result<Self, GpuError> {
+        let beyond = lists.iter().flatten().find(|token| **token as usize >= end);
+        assert!(beyond.is_none(), "token {beyond:?} is beyond {end} tokens");
+        let most = lists.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let mean = lists.iter().map(Vec::len).sum::<usize>().div_ceil(lists.len().max(1));
+        let mut uploaded = Self::default();
+        uploaded.resize(gpu, TokenListLayout::new(lists.len(), most).expecting(mean), vec![end])?;
+        let mut tokens = vec![0u32; lists.len() * most];
+        for (to, list) in tokens.chunks_exact_mut(most).zip(lists) {
+            to[..list.len()].copy_from_slice(list);
+        }
+        let counts: Vec<u32> = lists.iter().map(|list| list.len() as u32).collect();
+        for (to, numbers) in [(&mut uploaded.tokens, &tokens), (&mut uploaded.counts, &counts)] {
+            gpu.upload_to(to.as_mut().expect("`resize` reserved the lists"), 0, numbers)?;
+        }
+        Ok(uploaded)
+    }
+
     /// Reserves memory for what represents the unselected tokens: their share of the mass of all candidates for each of `heads` query
     /// heads of each row, and a value `[d]` for each KV head.
     ///

@@ -71,13 +71,13 @@ impl Sequence {
     ) -> Result<Duration, KvError> {
         let (total, group) = (self.total(layer), queries.len() / (picked.len() * self.prefix.shape().d));
         let wanted = self.selected_by(layer, Some(queries), group)?;
-        for ((wanted, ..), picked) in wanted.iter().zip(picked) {
-            let (Some(wanted), Some(picked)) = (wanted, &picked.selection) else { continue };
+        for (wanted, picked) in wanted.iter().zip(picked) {
+            let (Some(wanted), Some(picked)) = (&wanted.selection, &picked.selection) else { continue };
             let (all, missed) = wanted.missing_in(picked, total);
             let cost = self.costs.layer_mut(layer);
             cost.wanted_tokens += all as u64;
             cost.missed_tokens += missed as u64;
         }
-        Ok(wanted.iter().map(|(_, _, apart, _)| apart.select).sum())
+        Ok(wanted.iter().map(|wanted| wanted.apart.select).sum())
     }
 }

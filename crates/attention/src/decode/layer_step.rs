@@ -16,9 +16,10 @@ use crate::decode::head_kv::{HeadKv, Queries};
 use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{MIN_PARALLEL_TOKENS, Selector, Sequence};
 use crate::decode::timing::{AttentionTime, ParallelTime};
-use crate::kv::{KvError, KvHead, KvPart, KvRows, ReadCounter};
+use crate::kv::{KvError, KvHead, KvPart, KvRows, KvShape, ReadCounter};
 use crate::method::Step;
-use crate::types::selection::{AttendedTokens, Selection, StaticTokens};
+use crate::scored::granularity::try_each_head;
+use crate::types::selection::{AttendedTokens, Selection, SelectionCounts, StaticTokens};
 use spattn_base::clock;
 use spattn_base::clock::Section;
 
@@ -29,6 +30,8 @@ pub enum SelectionSite {
     None,
     /// On the host, from positions alone: queries, keys and values are not needed.
     DataIndependent,
+    /// Nowhere any more: the tokens that were selected when the sequence started are attended in all steps.
+    Fixed,
     /// On the device that holds the prefix.
     Device,
     /// On the host.
@@ -42,6 +45,8 @@ pub enum LayerStep<'s> {
     StaticOnly(StaticStep<'s>),
     /// The host selects from positions alone, and the engine attends.
     DataIndependent(DataIndependentStep<'s>),
+    /// The engine attends static tokens and those that were [selected at the start](Sequence::fixed_selections).
+    Fixed(FixedStep<'s>),
     /// The device selects, and the engine attends.
     Device(DeviceSelectStep<'s>),
     /// The host selects by queries, keys and values, and the engine attends.
@@ -74,6 +79,9 @@ pub struct StaticStep<'s>(AtLayer<'s>);
 /// A step whose selection depends on positions alone.
 pub struct DataIndependentStep<'s>(AtLayer<'s>);
 
+/// A step that attends what was selected when the sequence started.
+pub struct FixedStep<'s>(AtLayer<'s>);
+
 /// A step for which a device selects.
 pub struct DeviceSelectStep<'s>(AtLayer<'s>);
 
@@ -94,6 +102,13 @@ impl DataIndependentStep<'_> {
     /// The tokens that each KV head attends, for `heads` query heads.
     pub fn finish(self, heads: usize) -> Vec<AttendedTokens> {
         self.0.sequence.select_without_queries(self.0.layer, heads)
+    }
+}
+
+impl FixedStep<'_> {
+    /// The static tokens, which each of `heads` query heads attends beside those that were selected at the start.
+    pub fn finish(self, heads: usize) -> StaticTokens {
+        self.0.sequence.attend_fixed(self.0.layer, heads)
     }
 }
 
@@ -140,8 +155,35 @@ impl PartStep<'_> {
     }
 }
 
-/// The selection of a KV head, its cost, its processor time on another thread than the caller's, and the pages that it asked for.
-pub(super) type Selected = (Option<Selection>, Cost, ParallelTime, Vec<Range<u32>>);
+/// The selection of a KV head.
+#[derive(Debug, Clone)]
+pub(super) struct Selected {
+    /// `None` if there were no candidates.
+    pub selection: Option<Selection>,
+    pub counts: SelectionCounts,
+    /// What it cost to select.
+    cost: Cost,
+    /// Processor time on another thread than the caller's.
+    pub apart: ParallelTime,
+    /// The pages that it asked for.
+    pages: Vec<Range<u32>>,
+}
+
+/// The selection of a KV head, and the result of what followed at once.
+struct Then<T> {
+    selected: Selected,
+    done: T,
+    /// Processor time of what followed, on another thread than the caller's.
+    time: Duration,
+}
+
+impl Selected {
+    /// No selection of `group` query heads.
+    fn nothing(group: usize) -> Self {
+        let counts = SelectionCounts::nothing(group);
+        Self { selection: None, counts, cost: Cost::default(), apart: ParallelTime::default(), pages: Vec::new() }
+    }
+}
 
 impl Sequence {
     /// Begins the step of the next token at a layer. Each token has one step at every layer, in the tokens' order.
@@ -151,6 +193,7 @@ impl Sequence {
         match site {
             SelectionSite::Device => LayerStep::Device(DeviceSelectStep(at)),
             SelectionSite::DataIndependent => LayerStep::DataIndependent(DataIndependentStep(at)),
+            SelectionSite::Fixed => LayerStep::Fixed(FixedStep(at)),
             SelectionSite::None if !needs_host => LayerStep::StaticOnly(StaticStep(at)),
             SelectionSite::None | SelectionSite::Host if moves => LayerStep::HostAttends(HostStep(at)),
             SelectionSite::Host if at.sequence.attends_part_on_host(layer) => LayerStep::HostAttendsPart(PartStep(at)),
@@ -228,57 +271,90 @@ impl Sequence {
         if self.crosses_bus() {
             self.costs.layer_mut(layer).fetched.host += size_of_val(codes) as u64;
         }
-        let group = queries.len() / (self.prefix.shape().kv_heads * self.prefix.shape().d);
-        let (picked, apart) = self.select_for_heads(layer, Some(queries), group)?;
-        let (partials, attend) = self.attend_picked(layer, queries, &picked)?;
+        let KvShape { kv_heads, d, .. } = self.prefix.shape();
+        let group = queries.len() / (kv_heads * d);
+        // A KV head is attended as soon as it has selected: threads are woken once for both.
+        let done = self.with_states(layer, |own, states| {
+            let (heads, total) = (own.head_kvs(layer, queries)?, own.total(layer));
+            let attend = |kv_head: usize, selection: Option<&Selection>| {
+                let (kv, queries) = &heads[kv_head];
+                let of_query = |head: usize, _: &mut Cost| {
+                    let mut partial = vec![0.0; 2 + d];
+                    kv.attend_picked(queries, head, selection, &mut partial)?;
+                    Ok(partial)
+                };
+                try_each_head(group, total, &mut Cost::default(), of_query)
+            };
+            own.select_then(layer, Some(queries), group, states, attend)
+        })?;
+        let (mut selected, mut partials, mut attend) = (Vec::with_capacity(kv_heads), Vec::new(), Duration::ZERO);
+        for Then { selected: of_head, done, time } in done {
+            selected.push(of_head);
+            partials.extend(done.into_iter().flatten());
+            attend += time;
+        }
+        let (picked, apart) = self.count_selected(layer, selected);
         self.attention_time += AttentionTime { attend, ..apart.into() };
         Ok(AttendedPart { picked, partials })
     }
 
-    /// Returns the partial softmaxes of what was picked, `[head][2 + d]`, and the processor time spent on other threads than the caller's.
-    fn attend_picked(
-        &self,
-        layer: usize,
-        queries: &[f32],
-        picked: &[AttendedTokens],
-    ) -> Result<(Vec<f32>, Duration), KvError> {
-        let (d, width) = (self.prefix.shape().d, queries.len() / picked.len());
-        let of_head = |(kv_head, queries): (usize, &[f32])| {
+    /// Returns the keys and values of each KV head, and its queries, of `queries` `[heads][d]`.
+    fn head_kvs<'a>(&'a self, layer: usize, queries: &'a [f32]) -> Result<Vec<(HeadKv<'a>, Queries<'a>)>, KvError> {
+        let of_head = |(kv_head, queries): (usize, &'a [f32])| {
             let kv = HeadKv::new(&self.prefix, &self.tail[layer], layer, kv_head)?;
             let queries = Queries::new(queries, kv.spec.scale);
             Ok((kv, queries))
         };
-        let heads = queries.chunks_exact(width).enumerate().map(of_head).collect::<Result<Vec<_>, KvError>>()?;
-        let mut partials = vec![0.0; queries.len() / d * (2 + d)];
-        let attend = |(head, partial): (usize, &mut [f32])| {
-            let (kv_head, own) = (head * d / width, head % (width / d));
-            let (kv, queries) = &heads[kv_head];
-            kv.attend_picked(queries, own, picked[kv_head].selection.as_ref(), partial)
-        };
-        if self.total(layer) < MIN_PARALLEL_TOKENS {
-            partials.chunks_exact_mut(2 + d).enumerate().try_for_each(attend)?;
-            return Ok((partials, Duration::ZERO));
-        }
-        let timed = |head| {
-            let (attended, time) = Section::of(|| attend(head));
-            attended.map(|()| time)
-        };
-        let work = partials.par_chunks_exact_mut(2 + d).enumerate().map(timed);
-        let times = work.collect::<Result<Vec<Duration>, KvError>>()?;
-        Ok((partials, times.into_iter().sum()))
+        queries.chunks_exact(queries.len() / self.prefix.shape().kv_heads).enumerate().map(of_head).collect()
     }
 
     /// As [`select`](Self::select), at a layer where [nothing is selected](Self::selects_at): the static tokens, which
     /// every KV head attends, for `heads` query heads.
     pub(crate) fn attend_static_only(&mut self, layer: usize, heads: usize) -> StaticTokens {
         self.tail_tokens[layer] += 1;
-        let picked = AttendedTokens { exact: self.exact(layer), selection: None };
-        let (kv_heads, d) = (self.prefix.shape().kv_heads, self.prefix.shape().d);
-        for kv_head in 0..kv_heads {
-            self.count(layer, kv_head, heads / kv_heads, &picked, Cost::default());
+        let (exact, kv_heads) = (self.exact(layer), self.prefix.shape().kv_heads);
+        let nothing = SelectionCounts::nothing(heads / kv_heads);
+        (0..kv_heads).for_each(|kv_head| self.count(layer, kv_head, exact, &nothing, Cost::default()));
+        debug_assert!(!self.selects_at(layer));
+        exact
+    }
+
+    /// The tokens that each KV head selected at a layer when the sequence started, for `heads` query heads, if it attends them in all steps:
+    /// a list for each query head, or one for each KV head.
+    ///
+    /// # Panics
+    /// If the layer selects in each step.
+    pub fn fixed_selections(&mut self, layer: usize, heads: usize) -> Vec<Vec<u32>> {
+        assert_eq!(self.selection_site(layer), SelectionSite::Fixed, "layer {layer} selects in each step");
+        let tokens = |selected: Selected| match selected.selection {
+            None => vec![Vec::new()],
+            Some(Selection::Shared(picks)) => vec![picks.tokens],
+            Some(Selection::PerHead(heads)) => heads.into_iter().map(|picks| picks.tokens).collect(),
+        };
+        self.select_once(layer, heads).into_iter().flat_map(tokens).collect()
+    }
+
+    /// What each KV head selects at a layer in all steps, for `heads` query heads. Keeps what it counts.
+    fn select_once(&mut self, layer: usize, heads: usize) -> Vec<Selected> {
+        let selected = self.selected_by(layer, None, heads / self.prefix.shape().kv_heads);
+        let selected = selected.expect("what was selected at the start reads no keys, so it cannot fail");
+        self.fixed[layer] = selected.iter().map(|own| own.counts.clone()).collect();
+        selected
+    }
+
+    /// As [`select`](Self::select), where the selection is [fixed](SelectionSite::Fixed), for `heads` query heads: returns the static
+    /// tokens.
+    pub(crate) fn attend_fixed(&mut self, layer: usize, heads: usize) -> StaticTokens {
+        self.tail_tokens[layer] += 1;
+        if self.fixed[layer].is_empty() {
+            self.select_once(layer, heads);
         }
-        debug_assert!(!self.selects_at(layer) && d > 0);
-        picked.exact
+        let (exact, counts) = (self.exact(layer), std::mem::take(&mut self.fixed[layer]));
+        for (kv_head, counts) in counts.iter().enumerate() {
+            self.count(layer, kv_head, exact, counts, Cost::default());
+        }
+        self.fixed[layer] = counts;
+        exact
     }
 
     /// As [`select`](Self::select), where the selection is [data-independent](SelectionSite::DataIndependent), for
@@ -297,12 +373,12 @@ impl Sequence {
     /// collected](Self::collect_device_counters).
     pub(crate) fn select_on_device(&mut self, layer: usize, heads: usize) -> StaticTokens {
         self.tail_tokens[layer] += 1;
-        let (picked, shape) = (AttendedTokens { exact: self.exact(layer), selection: None }, self.prefix.shape());
+        let (exact, shape) = (self.exact(layer), self.prefix.shape());
         let group = heads / shape.kv_heads;
         let number = self.budget_units(layer, self.total(layer));
         let total = self.total(layer);
         let step = StepShape {
-            exact: picked.exact.tokens(total),
+            exact: exact.tokens(total),
             all_candidates: self.device_candidates(total).len(),
             ..self.step_shape(group, number)
         };
@@ -312,11 +388,12 @@ impl Sequence {
             // A form counts the scoring of the prefix's candidates here, so their keys are where the prefix is.
             cost.fetched.host += cost.kv_bytes;
         }
-        (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, group, &picked, cost));
+        let nothing = SelectionCounts::nothing(group);
+        (0..shape.kv_heads).for_each(|kv_head| self.count(layer, kv_head, exact, &nothing, cost));
         if let Selector::Device { has_uncollected, .. } = &mut self.selector {
             *has_uncollected = true;
         }
-        picked.exact
+        exact
     }
 
     /// Whether the device selects, at the layers where there is something to select.
@@ -334,9 +411,16 @@ impl Sequence {
         match self.selects_at(layer) {
             false => SelectionSite::None,
             true if self.selects_on_device() => SelectionSite::Device,
+            true if self.is_fixed_at(layer) && !self.needs_host() => SelectionSite::Fixed,
             true if self.method.method.is_data_independent() && !self.needs_host() => SelectionSite::DataIndependent,
             true => SelectionSite::Host,
         }
+    }
+
+    /// Whether the tokens selected at a layer when the sequence starts are attended in all steps. A layer with a window of its own hides more
+    /// of them in each.
+    fn is_fixed_at(&self, layer: usize) -> bool {
+        self.method.method.selects_once() && self.prefix.spec(layer).window.is_none()
     }
 
     /// Whether the host selects tokens, or attends by itself, at any layer.
@@ -353,20 +437,25 @@ impl Sequence {
         queries: Option<&[f32]>,
         group: usize,
     ) -> Result<(Vec<AttendedTokens>, ParallelTime), KvError> {
-        let exact = self.exact(layer);
         let selected = self.selected_by(layer, queries, group)?;
-        let mut all = ParallelTime::default();
-        for (_, _, apart, _) in &selected {
+        Ok(self.count_selected(layer, selected))
+    }
+
+    /// Counts what the KV heads of a layer selected. Returns what each attends, and the processor time spent on other threads than the
+    /// caller's.
+    fn count_selected(&mut self, layer: usize, selected: Vec<Selected>) -> (Vec<AttendedTokens>, ParallelTime) {
+        let (exact, mut all) = (self.exact(layer), ParallelTime::default());
+        for Selected { apart, .. } in &selected {
             all.select += apart.select;
             all.parts += apart.parts;
         }
-        let count = |(kv_head, (selection, mut cost, _, pages)): (usize, Selected)| {
+        let count = |(kv_head, selected): (usize, Selected)| {
+            let Selected { selection, counts, mut cost, pages, .. } = selected;
             cost.fetched += self.count_pages(layer, kv_head, &pages);
-            let picked = AttendedTokens { exact, selection };
-            self.count(layer, kv_head, group, &picked, cost);
-            picked
+            self.count(layer, kv_head, exact, &counts, cost);
+            AttendedTokens { exact, selection }
         };
-        Ok((selected.into_iter().enumerate().map(count).collect(), all))
+        (selected.into_iter().enumerate().map(count).collect(), all)
     }
 
     /// What each KV head selects by these queries, for `group` query heads each. Counts nothing.
@@ -376,29 +465,53 @@ impl Sequence {
         queries: Option<&[f32]>,
         group: usize,
     ) -> Result<Vec<Selected>, KvError> {
-        let candidates = self.candidates(layer, self.exact(layer));
+        let nothing = |_: usize, _: Option<&Selection>| Ok(());
+        let done = self.with_states(layer, |own, states| own.select_then(layer, queries, group, states, nothing))?;
+        Ok(done.into_iter().map(|head| head.selected).collect())
+    }
+
+    /// Lends the states of a layer's KV heads to `act`, and then lets the heads decide together.
+    fn with_states<T>(
+        &mut self,
+        layer: usize,
+        act: impl FnOnce(&Self, &mut [Box<dyn Any + Send>]) -> Result<T, KvError>,
+    ) -> Result<T, KvError> {
         let mut states = std::mem::take(&mut self.states[layer]);
-        let asks = self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens());
-        let selected = match asks {
-            true => self.select_per_head(layer, queries, group, candidates, &mut states)?,
-            false => vec![(None, Cost::default(), ParallelTime::default(), Vec::new()); self.prefix.shape().kv_heads],
-        };
+        let done = act(self, &mut states)?;
         if !self.dense[layer] {
             self.method.method.coordinate_heads(&mut states);
         }
         self.states[layer] = states;
-        Ok(selected)
+        Ok(done)
     }
 
-    /// The method's selection for each KV head, independently of the others.
-    fn select_per_head(
+    /// What each KV head selects, if anything is to be selected, and the result of `then` for it, which gets the head's number and selection.
+    fn select_then<T: Send>(
+        &self,
+        layer: usize,
+        queries: Option<&[f32]>,
+        group: usize,
+        states: &mut [Box<dyn Any + Send>],
+        then: impl Fn(usize, Option<&Selection>) -> Result<T, KvError> + Sync,
+    ) -> Result<Vec<Then<T>>, KvError> {
+        let candidates = self.candidates(layer, self.exact(layer));
+        if self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens()) {
+            return self.select_per_head(layer, queries, group, candidates, (states, then));
+        }
+        let nothing =
+            |kv_head| Ok(Then { selected: Selected::nothing(group), done: then(kv_head, None)?, time: Duration::ZERO });
+        (0..self.prefix.shape().kv_heads).map(nothing).collect()
+    }
+
+    /// The method's selection for each KV head, independently of the others, and the result of `then` for it.
+    fn select_per_head<T: Send>(
         &self,
         layer: usize,
         queries: Option<&[f32]>,
         group: usize,
         candidates: Range<usize>,
-        states: &mut [Box<dyn Any + Send>],
-    ) -> Result<Vec<Selected>, KvError> {
+        (states, then): (&mut [Box<dyn Any + Send>], impl Fn(usize, Option<&Selection>) -> Result<T, KvError> + Sync),
+    ) -> Result<Vec<Then<T>>, KvError> {
         let (total, width) = (self.total(layer), group * self.prefix.shape().d);
         let nothing = vec![0.0; width];
         let tokens = self.prefix.tokens();
@@ -421,7 +534,7 @@ impl Sequence {
         };
         let steps: Vec<Step<'_>> = (0..states.len()).map(step_of).collect();
         let (method, indexes) = (self.method.method.as_ref(), &self.indexes.by_layer[layer]);
-        let first = self.first_visible(layer) as u32;
+        let (first, rows) = (self.first_visible(layer) as u32, self.prefix.row_bytes());
         let has_selection_breakdown = self.has_selection_breakdown;
         let select = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let mut cost = Cost::default();
@@ -440,15 +553,24 @@ impl Sequence {
                 cost.fetched += counter.reads().fetched;
                 pages = counter.take_pages();
             }
-            Ok((Some(selection), cost, ParallelTime { select: parts.sum(), parts }, pages))
+            let counts = SelectionCounts::of(&selection, group, &rows, total);
+            let apart = ParallelTime { select: parts.sum(), parts };
+            Ok(Selected { selection: Some(selection), counts, cost, apart, pages })
         };
-        let apart = |head| {
-            let (selected, time) = Section::of(|| select(head));
-            let (selection, cost, apart, pages) = selected?;
-            Ok((selection, cost, ParallelTime { select: apart.select + time, ..apart }, pages))
+        let here = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
+            let selected = select(((step, index), state))?;
+            let done = then(step.kv_head, selected.selection.as_ref())?;
+            Ok(Then { selected, done, time: Duration::ZERO })
+        };
+        let apart = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
+            let (selected, select) = Section::of(|| select(((step, index), state)));
+            let mut selected = selected?;
+            selected.apart.select += select;
+            let (done, time) = Section::of(|| then(step.kv_head, selected.selection.as_ref()));
+            Ok(Then { selected, done: done?, time })
         };
         match candidates.len() < MIN_PARALLEL_TOKENS {
-            true => steps.iter().zip(indexes).zip(states).map(select).collect(),
+            true => steps.iter().zip(indexes).zip(states).map(here).collect(),
             false => steps.par_iter().zip(indexes).zip(states).map(apart).collect(),
         }
     }

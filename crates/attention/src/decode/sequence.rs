@@ -26,7 +26,7 @@ use crate::types::policy::Tail;
 use crate::types::positions::{GIVEN_ROTATION, Positions, Rotation};
 use crate::types::prefix_head::KvHeadId;
 use crate::types::seed::RowSeed;
-use crate::types::selection::{AttendedTokens, StaticTokens};
+use crate::types::selection::{AttendedTokens, SelectionCounts, StaticTokens};
 use spattn_base::clock::Section;
 use spattn_kernels::Rows;
 
@@ -43,6 +43,9 @@ pub struct Sequence {
     pub(super) states: Vec<Vec<Box<dyn Any + Send>>>,
     /// Keys and values after the prefix, of the layers for which the host selects tokens.
     pub(super) tail: Vec<LayerKv>,
+    /// For layers whose selection is [fixed](super::layer_step::SelectionSite::Fixed), what each KV head selected; empty until the first
+    /// step.
+    pub(super) fixed: Vec<Vec<SelectionCounts>>,
     /// Number of tokens after the prefix that each layer has seen.
     pub(super) tail_tokens: Vec<usize>,
     pub(super) device: Option<Box<dyn Any + Send>>,
@@ -123,6 +126,7 @@ impl Sequence {
             indexes,
             states,
             tail,
+            fixed: vec![Vec::new(); layers],
             tail_tokens: vec![0; layers],
             device: None,
             selector: Selector::Host,

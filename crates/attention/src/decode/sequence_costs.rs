@@ -7,7 +7,7 @@ use crate::decode::index_cache::{HAS_FORM, Index};
 use crate::decode::sequence::{Selector, Sequence};
 use crate::kv::{KvPart, KvShape, Tier};
 use crate::method::TailRule;
-use crate::types::selection::AttendedTokens;
+use crate::types::selection::{SelectionCounts, StaticTokens};
 
 /// What a device found in its caches at a layer, instead of reading it over the bus.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -151,38 +151,37 @@ impl Sequence {
         total - self.prefix.spec(layer).first_visible(total)
     }
 
-    /// Adds the cost of attending for a group of query heads to `cost`, the cost of its selection.
+    /// Adds the cost of attending static and selected tokens for the query heads of a KV head to `cost`, the cost of its selection.
     pub(super) fn count(
         &mut self,
         layer: usize,
         kv_head: usize,
-        group: usize,
-        picked: &AttendedTokens,
+        exact: StaticTokens,
+        selected: &SelectionCounts,
         mut cost: Cost,
     ) {
-        let (total, shape) = (self.total(layer), self.prefix.shape());
+        let (total, shape, group) = (self.total(layer), self.prefix.shape(), selected.of_heads.len());
         let seen = self.seen_by_full(layer, total);
-        let attended = picked.attended(group, total);
+        let attended: Vec<usize> = selected.of_heads.iter().map(|picked| exact.tokens(total) + picked).collect();
         let summed: usize = attended.iter().sum();
-        cost.kv_bytes += picked.read_bytes(&self.prefix.row_bytes(), total) as u64;
+        let rows = self.prefix.row_bytes();
+        let of_static = rows.both(0..exact.sink) + rows.both(exact.recent..total);
+        cost.kv_bytes += (of_static + selected.bytes) as u64;
         if self.crosses_bus() {
-            let rows = self.prefix.row_bytes();
-            let read = |attended: &AttendedTokens| attended.read_bytes_of_prefix(&rows, self.prefix.tokens(), total);
-            let crossed = match self.attends_part_on_host(layer) {
+            // All selected tokens are tokens of the prefix.
+            let behind = exact.recent.clamp(self.prefix.tokens().min(total), total)..total;
+            let of_selected = match self.attends_part_on_host(layer) {
                 // Queries go to the host, and partial softmaxes to the device.
-                true => {
-                    let (down, up) = (shape.d * shape.dtype.bytes(), (2 + shape.d) * size_of::<f32>());
-                    read(&AttendedTokens { selection: None, ..*picked }) + group * (down + up)
-                }
-                false => read(picked),
+                true => group * (shape.d * shape.dtype.bytes() + (2 + shape.d) * size_of::<f32>()),
+                false => selected.bytes,
             };
-            cost.fetched.host += crossed as u64;
+            cost.fetched.host += (of_static - rows.both(behind) + of_selected) as u64;
         }
-        cost.attend_flops += picked.selection.as_ref().map_or(0, |s| s.remainders() * 2 * shape.d) as u64;
+        cost.attend_flops += (selected.remainders * 2 * shape.d) as u64;
         cost.steps += group as u64;
         cost.context_tokens += (group * seen) as u64;
         cost.attended_tokens += summed as u64;
-        cost.exact_tokens += (group * picked.exact.tokens(total)) as u64;
+        cost.exact_tokens += (group * exact.tokens(total)) as u64;
         let has_rule = matches!(self.method.method.tail_rule(), TailRule::Own(_));
         if !self.dense[layer] && !self.method.has_moving_candidates() && !has_rule {
             cost.free_tokens += (group * (self.tail_tokens[layer].min(seen) - 1)) as u64;

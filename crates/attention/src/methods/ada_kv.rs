@@ -165,7 +165,7 @@ impl Method for AdaKv {
         Ok(self.snapkv.per.selection(kept.tokens.clone()))
     }
 
-    fn is_data_independent(&self) -> bool {
+    fn selects_once(&self) -> bool {
         true
     }
 

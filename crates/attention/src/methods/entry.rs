@@ -67,6 +67,7 @@ impl MethodEntry {
         match method.device_form() {
             _ if method.is_static_only() || method.decodes_densely() => SelectionPlace::Nowhere,
             Ok(_) => SelectionPlace::Device,
+            Err(_) if method.selects_once() => SelectionPlace::HostOnce,
             Err(_) if method.is_data_independent() => SelectionPlace::HostWithoutQueries,
             Err(reasons) => SelectionPlace::Host(reasons),
         }
@@ -110,6 +111,8 @@ pub enum SelectionPlace {
     Nowhere,
     /// On the GPU.
     Device,
+    /// On the host, once for a sequence.
+    HostOnce,
     /// On the host, but neither queries nor keys are downloaded for it.
     HostWithoutQueries,
     /// On the host, for these reasons.
@@ -122,6 +125,7 @@ impl SelectionPlace {
         match self {
             Self::Nowhere => "nowhere: it picks nothing",
             Self::Device => "device",
+            Self::HostOnce => "host, once when the prompt has been read",
             Self::HostWithoutQueries => "host, without a look at queries or keys",
             Self::Host(_) => "host",
         }

@@ -324,8 +324,12 @@ impl Method for ExpectedAttention {
         Ok(Selection::Shared(SelectedTokens::softmax(kept.clone())))
     }
 
-    fn is_data_independent(&self) -> bool {
+    fn selects_once(&self) -> bool {
         true
+    }
+
+    fn most_kept(&self, prefix: &PromptShape) -> usize {
+        self.budget.tokens(Context::new(prefix.tokens, &(0..prefix.tokens))).min(prefix.tokens)
     }
 
     fn index_builder(&self) -> Option<&dyn IndexBuilder> {

@@ -20,6 +20,8 @@ mod cuda;
 use std::ops::Range;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::ParamInfo;
 use crate::IndexKey;
 use crate::backend::reasons::HostReason;
@@ -199,13 +201,19 @@ impl SnapKv {
     pub fn pooled_votes(&self, prefix: &HeadPrefix<'_>) -> Result<Vec<Vec<f32>>, KvError> {
         let heads = 0..prefix.prompt.group();
         let votes: Vec<Vec<f32>> = heads.map(|head| self.votes(prefix, head)).collect::<Result<_, KvError>>()?;
-        Ok(self.pooled_of_candidates(votes, prefix.candidates.clone()))
+        let votes: Vec<&[f32]> = votes.iter().map(Vec::as_slice).collect();
+        Ok(self.pooled_of_group(&votes, &prefix.candidates))
     }
 
-    /// Pools the votes of a group's query heads and keeps those of the candidates: a list for each query head, or one for the group.
-    fn pooled_of_candidates(&self, votes: Vec<Vec<f32>>, candidates: Range<usize>) -> Vec<Vec<f32>> {
-        let of_candidates = |votes: Vec<f32>| self.pooled(&votes)[candidates.clone()].to_vec();
-        self.per.merged(votes).into_iter().map(of_candidates).collect()
+    /// Pooled votes of the candidates, of those of a group's query heads: a list for each query head, or one for the group.
+    fn pooled_of_group(&self, votes: &[&[f32]], candidates: &Range<usize>) -> Vec<Vec<f32>> {
+        match self.per {
+            Granularity::QueryHead => votes.par_iter().map(|votes| self.pooled(votes, candidates)).collect(),
+            Granularity::KvHead(_) => {
+                let merged = self.per.merged(votes.iter().map(|votes| votes.to_vec()).collect());
+                merged.iter().map(|votes| self.pooled(votes, candidates)).collect()
+            }
+        }
     }
 
     /// Number of candidates that this layer keeps.
@@ -232,17 +240,29 @@ impl SnapKv {
         Ok(votes)
     }
 
-    /// Votes pooled over neighbours. Beyond either end the average counts zeros, and the maximum nothing.
-    fn pooled(&self, votes: &[f32]) -> Vec<f32> {
-        let reach = self.kernel / 2;
-        let pool = |i: usize| {
-            let near = &votes[i.saturating_sub(reach)..(i + reach + 1).min(votes.len())];
-            match self.pool {
-                Pool::Max => near.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-                Pool::Average => near.iter().sum::<f32>() / self.kernel as f32,
+    /// Votes of the candidates, pooled over neighbours. Beyond either end the average counts zeros, and the maximum nothing.
+    fn pooled(&self, votes: &[f32], candidates: &Range<usize>) -> Vec<f32> {
+        let none = if self.pool == Pool::Max { f32::NEG_INFINITY } else { 0.0 };
+        let (mut pooled, reach) = (vec![none; candidates.len()], self.kernel / 2);
+        // Neighbour by neighbour over all candidates, so that the loop can be vectorised.
+        for neighbour in reach.saturating_sub(votes.len())..self.kernel.min(reach + votes.len()) {
+            // The token itself is neighbour `reach`.
+            let tokens = candidates.start.max(reach.saturating_sub(neighbour))
+                ..candidates.end.min((votes.len() + reach).saturating_sub(neighbour));
+            if tokens.is_empty() {
+                continue;
             }
-        };
-        (0..votes.len()).map(pool).collect()
+            let own = &mut pooled[tokens.start - candidates.start..tokens.end - candidates.start];
+            let near = &votes[tokens.start + neighbour - reach..tokens.end + neighbour - reach];
+            match self.pool {
+                Pool::Max => own.iter_mut().zip(near).for_each(|(most, vote)| *most = most.max(*vote)),
+                Pool::Average => own.iter_mut().zip(near).for_each(|(sum, vote)| *sum += vote),
+            }
+        }
+        if self.pool == Pool::Average {
+            pooled.iter_mut().for_each(|sum| *sum /= self.kernel as f32);
+        }
+        pooled
     }
 }
 
@@ -312,8 +332,17 @@ impl Method for SnapKv {
         Ok(self.per.selection(kept.0.clone()))
     }
 
-    fn is_data_independent(&self) -> bool {
+    fn selects_once(&self) -> bool {
         true
+    }
+
+    fn most_kept(&self, prefix: &PromptShape) -> usize {
+        let mean = self.budget.tokens(Context::new(prefix.tokens, &(0..prefix.tokens)));
+        match self.layers {
+            LayerBudgets::Equal => mean,
+            LayerBudgets::Pyramid(_) => 2 * mean,
+        }
+        .min(prefix.tokens)
     }
 
     fn index_builder(&self) -> Option<&dyn IndexBuilder> {

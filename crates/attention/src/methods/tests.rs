@@ -15,7 +15,9 @@ use crate::calibration::collector::{Assignment, Collector, PrefillChunk, TextKin
 use crate::cost::Cost;
 use crate::kv::{KvDtype, KvRows, KvShape, LayerKv, Prefix};
 use crate::scored::granularity::{Granularity, Reduce};
+use crate::types::policy::LocalLayers;
 use crate::types::prefix_head::KvHeadId;
+use crate::types::selection::AttendedTokens;
 use crate::{
     AnyMethod, Configured, Context, DenseLayers, HeadPrefix, IndexCache, MethodSpec, Params, Policy, PromptHead,
     PromptShape, PromptStats, RecentQueries, Rotation, Selection, SelectionSite, Sequence, SparseLayerRank,
@@ -1002,6 +1004,33 @@ fn a_schedule_meets_a_density_over_the_layers_that_are_not_dense() {
     }
 }
 
+/// The selected tokens: a list for each query head, or one for each KV head.
+fn lists(picked: &[AttendedTokens]) -> Vec<Vec<u32>> {
+    let of_head = |picked: &AttendedTokens| match picked.selection.clone() {
+        None => panic!("nothing was selected"),
+        Some(Selection::Shared(picks)) => vec![picks.tokens],
+        Some(Selection::PerHead(heads)) => heads.into_iter().map(|picks| picks.tokens).collect(),
+    };
+    picked.iter().flat_map(of_head).collect()
+}
+
+#[test]
+fn a_layer_with_a_window_hides_more_of_the_first_selection_in_each_step() {
+    let layers = [0, 1].map(|layer| {
+        let mut kv = LayerKv::new(KvDtype::F32, 2, D, 400);
+        (0..400).for_each(|t| kv.append(&noise(2 * D, 1000 * layer + t), &noise(2 * D, 9000 + 1000 * layer + t)));
+        kv
+    });
+    let window = AttentionSpec { window: Some(380), ..AttentionSpec::of_width(D) };
+    let specs = LayerSpecs::from(vec![window, AttentionSpec::of_width(D)]);
+    let prefix = Prefix::with_specs(layers.into(), specs);
+    let policy = Policy { local_layers: LocalLayers::Sparse, ..Policy::default() };
+    let method = configured("snapkv:k=100,window=8", &policy);
+    let stats = random_stats(&method.method, &prefix, 4);
+    let fork = cache(&prefix, 4, 5).with_stats(stats).fork(&method, false).unwrap();
+    assert_eq!([0, 1].map(|layer| fork.selection_site(layer)), [SelectionSite::DataIndependent, SelectionSite::Fixed]);
+}
+
 /// A data-independent method selects the same, at the same cost, whether or not it gets the step's queries and keys.
 #[test]
 fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
@@ -1024,8 +1053,14 @@ fn what_is_picked_blindly_is_what_is_picked_with_open_eyes() {
         for (step, layer) in (0..4).flat_map(|step| (0..layers).map(move |layer| (step, layer))) {
             let seed = 10 * step + layer as u64;
             let [q, k, v] = [(heads, 0), (kv_heads, 1), (kv_heads, 2)].map(|(n, i)| noise(n * D, 900 + 100 * i + seed));
-            assert_eq!(closed.selection_site(layer), SelectionSite::DataIndependent, "{spec}");
             let picked = open.select(layer, &q, &k, &v).unwrap();
+            if closed.method().method.selects_once() {
+                assert_eq!(closed.selection_site(layer), SelectionSite::Fixed, "{spec}");
+                assert_eq!(closed.fixed_selections(layer, heads), lists(&picked), "{spec}, step {step}, layer {layer}");
+                assert_eq!(closed.attend_fixed(layer, heads), picked[0].exact, "{spec}, step {step}, layer {layer}");
+                continue;
+            }
+            assert_eq!(closed.selection_site(layer), SelectionSite::DataIndependent, "{spec}");
             assert_eq!(closed.select_without_queries(layer, heads), picked, "{spec}, step {step}, layer {layer}");
         }
         assert_eq!(closed.costs(), open.costs(), "{spec}");

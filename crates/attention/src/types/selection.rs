@@ -78,11 +78,20 @@ impl Selection {
 
     /// Bytes of the keys, or of the values, of the distinct selected tokens, given `total` tokens in context.
     pub(crate) fn bytes(&self, part: KvPart, rows: &RowBytes, total: usize) -> usize {
-        match self {
-            Selection::Shared(picks) => rows.of_tokens(part, &picks.tokens),
-            Selection::PerHead(heads) if heads.len() == 1 => rows.of_tokens(part, &heads[0].tokens),
-            Selection::PerHead(_) => self.tokens(total).bytes(part, rows),
-        }
+        self.bytes_of([part], rows, total)
+    }
+
+    /// Like [`bytes`](Self::bytes), of several parts. A kernel that processes the group's query heads together reads these.
+    fn bytes_of<const N: usize>(&self, parts: [KvPart; N], rows: &RowBytes, total: usize) -> usize {
+        let of_parts = match self {
+            Selection::Shared(picks) => parts.map(|part| rows.of_tokens(part, &picks.tokens)),
+            Selection::PerHead(heads) if heads.len() == 1 => parts.map(|part| rows.of_tokens(part, &heads[0].tokens)),
+            Selection::PerHead(_) => {
+                let union = self.tokens(total);
+                parts.map(|part| union.bytes(part, rows))
+            }
+        };
+        of_parts.iter().sum()
     }
 
     /// Union of the tokens of all query heads, given `total` tokens in context.
@@ -240,6 +249,33 @@ pub enum Weighting {
     },
 }
 
+/// How much one KV head's selection makes attention read and compute.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SelectionCounts {
+    /// Tokens selected for each query head of the group.
+    pub of_heads: Vec<usize>,
+    /// Bytes of keys and values of the distinct tokens.
+    pub bytes: usize,
+    /// Query heads that attend a residual vector in place of the tokens that were not selected.
+    pub remainders: usize,
+}
+
+impl SelectionCounts {
+    /// Counts of a group of `group` query heads that select nothing.
+    pub fn nothing(group: usize) -> Self {
+        Self { of_heads: vec![0; group], ..Self::default() }
+    }
+
+    /// Counts of a selection of `group` query heads, given `total` tokens in context.
+    pub fn of(selection: &Selection, group: usize, rows: &RowBytes, total: usize) -> Self {
+        Self {
+            of_heads: selection.of_heads(group),
+            bytes: selection.bytes_of(KvPart::BOTH, rows, total),
+            remainders: selection.remainders(),
+        }
+    }
+}
+
 /// What one KV head attends at a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttendedTokens {
@@ -257,20 +293,5 @@ impl AttendedTokens {
             None => vec![fixed; group],
             Some(selection) => selection.of_heads(group).into_iter().map(|picked| fixed + picked).collect(),
         }
-    }
-
-    /// Bytes of keys and values of the distinct tokens that the group attends, given `total` tokens in context. A kernel that processes the
-    /// group's query heads together reads these.
-    pub(crate) fn read_bytes(&self, rows: &RowBytes, total: usize) -> usize {
-        let StaticTokens { sink, recent } = self.exact;
-        let selected = |part| self.selection.as_ref().map_or(0, |selection| selection.bytes(part, rows, total));
-        rows.both(0..sink) + rows.both(recent..total) + KvPart::BOTH.map(selected).iter().sum::<usize>()
-    }
-
-    /// Like [`read_bytes`](Self::read_bytes), without the static tokens after a prefix of `prefix` tokens. Selected tokens must lie in the
-    /// prefix.
-    pub(crate) fn read_bytes_of_prefix(&self, rows: &RowBytes, prefix: usize, total: usize) -> usize {
-        let behind = self.exact.recent.clamp(prefix.min(total), total)..total;
-        self.read_bytes(rows, total) - rows.both(behind)
     }
 }

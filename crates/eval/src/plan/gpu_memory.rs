@@ -155,7 +155,7 @@ impl GpuNeed {
 pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype: KvDtype) -> usize {
     let mut known = HashSet::new();
     let of_method = |method: &Configured| {
-        let Ok(form) = method.method.device_form() else { return 0 };
+        let Ok(form) = method.method.device_form() else { return fixed_list_bytes(method, prefix) };
         let key = (method.name.clone(), method.method.index_key(), format!("{:?}", method.policy));
         let index = if known.insert(key) { form.index_bytes(prefix, dtype) } else { 0 };
         // Selections that later tokens reuse are kept by layer.
@@ -168,6 +168,15 @@ pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype:
         index + lists + gathered + prefix.layers * form.held_bytes(prefix)
     };
     methods.iter().map(of_method).sum()
+}
+
+/// Bytes of a GPU's memory that the lists of a method take at most whose sequences attend one selection in all steps; 0 for other methods.
+fn fixed_list_bytes(method: &Configured, prefix: &PromptShape) -> usize {
+    if !method.method.selects_once() {
+        return 0;
+    }
+    let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
+    prefix.layers * prefix.heads * (largest * method.method.most_kept(prefix)).min(prefix.tokens) * size_of::<u32>()
 }
 
 /// Bytes of a GPU's memory that selecting ahead takes at most beside that: queries of rows, lists of a further layer and those that misses are
@@ -369,10 +378,11 @@ mod tests {
         let none = of(&["snapkv:k=0", "expected_attention:k=0"]);
         let votes = of(&["snapkv:k=16,window=8", "expected_attention:k=0"]) - none;
         let row = shape.d * model.dimensions.dtype().bytes();
-        // Queries and what they attend, logarithms of sums, votes.
-        assert_eq!(votes, shape.heads * (2 * 8 * row + 8 * 4 + tokens * 4));
+        // Queries and what they attend, logarithms of sums, votes; and the tokens that are kept.
+        let kept = shape.layers * shape.heads * 16 * 4;
+        assert_eq!(votes, shape.heads * (2 * 8 * row + 8 * 4 + tokens * 4) + kept);
         let both = of(&["snapkv:k=16,window=8", "expected_attention:k=16,queries=4096"]) - none;
-        assert!(both > votes && both == of(&["snapkv:k=0", "expected_attention:k=16,queries=4096"]) - none);
+        assert!(both > votes && both == of(&["snapkv:k=0", "expected_attention:k=16,queries=4096"]) - none + kept);
     }
 
     #[test]

@@ -200,6 +200,7 @@ impl LayerAlone {
             LayerStep::StaticOnly(step) => step.finish(self.heads),
             LayerStep::Device(step) => step.finish(self.heads),
             LayerStep::DataIndependent(_)
+            | LayerStep::Fixed(_)
             | LayerStep::Host(_)
             | LayerStep::HostAttendsPart(_)
             | LayerStep::HostAttends(_) => return Ok(None),

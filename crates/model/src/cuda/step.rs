@@ -19,7 +19,8 @@ use spattn_attention::{
 };
 use spattn_base::clock::Section;
 use spattn_cuda::{
-    self as kernels, Attention, AttentionWorkspace, Buffer, GpuError, HeldTokens, Place, Prepared, Queries, TokenLists,
+    self as kernels, Attention, AttentionWorkspace, Buffer, CountedLists, GpuError, HeldTokens, HostDeviceVec, Place,
+    Prepared, Queries, TokenLists,
 };
 
 /// What is the same for all layers of a step, on all GPUs.
@@ -172,8 +173,9 @@ impl Segment {
     }
 
     /// Makes what a stream has on this GPU, with room for its tail; `old` is what it had before.
-    pub(super) fn make_tail(&self, stream: &Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
+    pub(super) fn make_tail(&self, stream: &mut Stream<'_>, old: Option<SequenceKv>) -> Result<SequenceKv, GpuError> {
         let held = stream.fork.tokens() - stream.fork.prefix().tokens();
+        let is_new = old.is_none();
         let (tail, picked, again, missed, mut kept, cached, holding) = match old {
             Some(own) => (Some(own.tail), own.picked, own.again, own.missed, own.kept, own.cached, own.held),
             None => (None, None, None, None, Vec::new(), self.empty_caches(stream)?, Vec::new()),
@@ -195,8 +197,24 @@ impl Segment {
         if stream.fork.selects_on_device() {
             kept.resize_with(self.range.len(), TokenLists::default);
         }
+        if is_new {
+            self.send_fixed(stream, &mut kept)?;
+        }
         let holding = self.hold(stream, holding)?;
         Ok(SequenceKv { tail, picked, again, missed, kept, cached, held: holding })
+    }
+
+    /// Uploads what a sequence selected when it started, at the layers where it attends that in all steps.
+    fn send_fixed(&self, stream: &mut Stream<'_>, kept: &mut Vec<TokenLists>) -> Result<(), GpuError> {
+        let end = stream.fork.prefix().tokens();
+        for layer in self.range.clone() {
+            if stream.fork.selection_site(layer) == SelectionSite::Fixed {
+                kept.resize_with(self.range.len(), TokenLists::default);
+                let lists = stream.fork.fixed_selections(layer, self.config.heads);
+                kept[self.place_of(layer)] = TokenLists::upload(&self.gpu, &lists, end)?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes caches at each layer of this GPU for what a sequence fetches from host memory. Layers at which the method scores all keys get
@@ -483,8 +501,9 @@ impl Segment {
         groups: &[Group],
     ) -> Result<(), GpuError> {
         let Workspace { qkv, ahead, picks, scratch, .. } = workspace;
-        for (group, workspace) in groups.iter().zip(picks) {
-            if group.picks_early(layer, streams) {
+        let is_here = |group: &Group| !group.picks_early(layer, streams);
+        for (group, workspace) in groups.iter().zip(&mut *picks) {
+            if !is_here(group) {
                 continue;
             }
             let queries = match (group.selects_ahead_at(layer, streams), &*ahead) {
@@ -498,7 +517,7 @@ impl Segment {
                 self.fetch_for_group(group, workspace.of_layer(layer), at)?;
             }
         }
-        Ok(())
+        self.count_for_groups(picks, groups, is_here, (layer, streams, rows))
     }
 
     /// Whether the tokens that a group attends at a layer are fetched into a cache.
@@ -524,14 +543,15 @@ impl Segment {
         let Workspace { ahead: Some(ahead), picks, scratch, .. } = workspace else {
             unreachable!("`make_queries_ahead` reserved the queries")
         };
-        for (group, workspace) in groups.iter().zip(picks) {
-            if !group.picks_early(layer, streams) {
+        let (is_early, at) = (|group: &Group| group.picks_early(layer, streams), (layer, streams, plan.rows));
+        for (group, workspace) in groups.iter().zip(&mut *picks) {
+            if !is_early(group) {
                 continue;
             }
-            let at = (layer, streams, plan.rows);
             self.pick_for_group(group, workspace.of_layer(layer), ahead, scratch, at)?;
             self.fetch_for_group(group, workspace.of_layer(layer), at)?;
         }
+        self.count_for_groups(picks, groups, is_early, at)?;
         Ok(true)
     }
 
@@ -580,41 +600,65 @@ impl Segment {
         Ok(())
     }
 
-    /// Selects on the device at a layer for rows that share a method, by these queries, and counts the selected tokens.
+    /// Selects on the device at a layer for the rows of a group that need a new selection, by these queries.
     fn pick_for_group(
         &self,
         group: &Group,
         picks: LayerPicks<'_>,
         queries: &Buffer,
         scratch: &mut DeviceScratch,
-        (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
+        at: (usize, &[Stream<'_>], &[Row]),
     ) -> Result<(), GpuError> {
-        let (c, fork) = (&self.config, &*streams[group.streams[0]].fork);
-        let LayerPicks { rows: numbers, counters: addresses, counters_of_kept, own } = picks;
-        if fork.device_form(layer).is_none() {
+        if group.rows.is_empty() {
             return Ok(());
         }
-        let candidates = fork.prefix_candidates();
+        let queries = Queries { queries, stride: self.widths().1, heads: self.config.heads, rows: picks.rows };
+        self.select_for_group(group, queries, picks.own, scratch, at)
+    }
+
+    /// Counts the tokens that the rows of some groups attend at a layer: those just selected, and those of earlier selections.
+    fn count_for_groups(
+        &self,
+        picks: &mut [SelectionWorkspace],
+        groups: &[Group],
+        is_counted: impl Fn(&Group) -> bool,
+        (layer, streams, rows): (usize, &[Stream<'_>], &[Row]),
+    ) -> Result<(), GpuError> {
+        let (c, place) = (&self.config, self.place_of(layer));
         let run_of = |row: u32| sequence_kv(streams[rows[row as usize].stream].fork, self.number);
         let counters_of = |row: u32| run_of(row).picked.as_ref().expect("`make_tails` reserved the counters");
-        let place = self.place_of(layer);
-        let (heads, offset) = ((c.kv_heads, c.heads), place * (c.kv_heads + c.heads + 1));
-        if !group.rows.is_empty() {
-            let queries = Queries { queries, stride: self.widths().1, heads: c.heads, rows: numbers };
-            self.select_for_group(group, queries, own, scratch, (layer, streams, rows))?;
-            let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
-            let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
-            let counters: Vec<(&Buffer, u64)> = group.rows.iter().enumerate().map(counters).collect();
-            let tokens = candidates.start..own.lists.end();
-            self.gpu.count_picks(&own.lists, heads, tokens, &counters, offset, addresses)?;
+        let mut counted = Vec::new();
+        for (group, workspace) in groups.iter().zip(picks).filter(|(group, _)| is_counted(group)) {
+            let fork = &*streams[group.streams[0]].fork;
+            if fork.device_form(layer).is_none() {
+                continue;
+            }
+            let first = fork.prefix_candidates().start;
+            let LayerPicks { counters: addresses, counters_of_kept, own, .. } = workspace.of_layer(layer);
+            if !group.rows.is_empty() {
+                let times = |i: usize| 1 + group.again.iter().filter(|(_, of)| *of == Some(i)).count() as u64;
+                let counters = |(i, row): (usize, &u32)| (counters_of(*row), times(i));
+                counted.push(CountedLists {
+                    tokens: first..own.lists.end(),
+                    lists: &own.lists,
+                    counters: group.rows.iter().enumerate().map(counters).collect(),
+                    workspace: addresses,
+                });
+            }
+            let again = group.again.iter().filter(|(_, of)| of.is_none());
+            counters_of_kept.resize_with(group.again.len().max(counters_of_kept.len()), HostDeviceVec::default);
+            for ((row, _), addresses) in again.zip(counters_of_kept) {
+                let (own, kept) = (run_of(*row), &run_of(*row).kept[place]);
+                let counters = own.again.as_ref().filter(|_| kept.has_copies()).unwrap_or_else(|| counters_of(*row));
+                counted.push(CountedLists {
+                    tokens: first..kept.end(),
+                    lists: kept,
+                    counters: vec![(counters, 1)],
+                    workspace: addresses,
+                });
+            }
         }
-        for (row, _) in group.again.iter().filter(|(_, of)| of.is_none()) {
-            let (own, kept) = (run_of(*row), &run_of(*row).kept[place]);
-            let counters = own.again.as_ref().filter(|_| kept.has_copies()).unwrap_or_else(|| counters_of(*row));
-            let counters = [(counters, 1)];
-            self.gpu.count_picks(kept, heads, candidates.start..kept.end(), &counters, offset, counters_of_kept)?;
-        }
-        Ok(())
+        self.gpu.count_all_picks(counted, (c.kv_heads, c.heads), place * (c.kv_heads + c.heads + 1))
     }
 
     /// Selects on the device at a layer for rows that share a method, by these queries.
@@ -778,7 +822,9 @@ impl Segment {
             // Selection ahead for the next layer runs here.
             let next =
                 self.range.contains(&(layer + 1)) && fork.selects_on_device() && fork.selects_ahead_at(layer + 1);
-            let here = matches!(plan, RowPlan::Left(..)) && !(layer > self.range.start && fork.selects_ahead_at(layer));
+            let here = matches!(plan, RowPlan::Left(..))
+                && fork.selects_on_device()
+                && !(layer > self.range.start && fork.selects_ahead_at(layer));
             work[row.stream].picked_rows += usize::from(here) + usize::from(next);
             work[row.stream].compared_rows += usize::from(fork.selects_on_device() && fork.counts_misses_at(layer));
             work[row.stream].tokens += plan.tokens(row.total, self.config.kv_heads, &lists);
@@ -847,8 +893,13 @@ impl Segment {
             })
             .collect();
         let count = streams.len();
+        let selects_here = |stream: &Stream<'_>| {
+            let site = stream.fork.selection_site(layer);
+            matches!(site, SelectionSite::Host | SelectionSite::DataIndependent) || stream.fork.needs_host()
+        };
         let plan = |(number, (stream, first)): (usize, (&mut Stream<'_>, usize))| -> Result<(Vec<RowPlan>, Duration), KvError> {
-            let (before, section) = (stream.fork.attention_time(), Section::begin());
+            // Reading the processor's clock for every row takes longer than planning what the device selects.
+            let (before, section) = (stream.fork.attention_time(), selects_here(stream).then(Section::begin));
             let row = |i: usize| {
                 let heads = self.config.heads;
                 // Only steps on the host read these; if there are none, `numbers` is empty.
@@ -860,6 +911,7 @@ impl Segment {
                 Ok(match stream.fork.begin_step(layer) {
                     LayerStep::StaticOnly(step) => RowPlan::Exact(step.finish(heads)),
                     LayerStep::DataIndependent(step) => RowPlan::Picked(step.finish(heads)),
+                    LayerStep::Fixed(step) => RowPlan::Left(step.finish(heads), RowOfLists { lists: number, row: 0 }),
                     LayerStep::Device(step) => {
                         RowPlan::Left(step.finish(heads), lists_of_row(groups, first + i, (number, count)))
                     }
@@ -886,11 +938,16 @@ impl Segment {
                 })
             };
             let plans: Vec<RowPlan> = (0..stream.tokens.len()).map(row).collect::<Result<_, KvError>>()?;
-            let here = section.end();
+            let here = section.map_or(Duration::ZERO, Section::end);
             Ok((plans, here + stream.fork.take_busy_time_since(before)))
         };
+        let selects = streams.iter().any(selects_here);
         let work: Vec<_> = streams.iter_mut().zip(firsts).enumerate().collect();
-        let planned = work.into_par_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        // Threads are woken only for what takes longer than to wake them.
+        let planned = match selects {
+            true => work.into_par_iter().map(plan).collect::<Result<Vec<_>, _>>()?,
+            false => work.into_iter().map(plan).collect::<Result<Vec<_>, _>>()?,
+        };
         let (planned, picking): (Vec<Vec<RowPlan>>, Vec<Duration>) = planned.into_iter().unzip();
         Ok((planned.into_iter().flatten().collect(), picking))
     }

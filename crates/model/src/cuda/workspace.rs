@@ -21,7 +21,8 @@ pub(super) struct Recorded {
 pub(super) struct SelectionWorkspace {
     pub(super) rows: HostDeviceVec<u32>,
     pub(super) counters: HostDeviceVec<u64>,
-    pub(super) counters_of_kept: HostDeviceVec<u64>,
+    /// For each row that reuses an earlier selection.
+    pub(super) counters_of_kept: Vec<HostDeviceVec<u64>>,
     pub(super) own: DeviceWorkspace,
     /// The selections of odd layers if tokens are selected ahead: a layer attends its selection while the next one's is made.
     other: DeviceWorkspace,
@@ -44,7 +45,7 @@ pub(super) struct ComparedPicks<'w> {
 pub(super) struct LayerPicks<'w> {
     pub(super) rows: &'w HostDeviceVec<u32>,
     pub(super) counters: &'w mut HostDeviceVec<u64>,
-    pub(super) counters_of_kept: &'w mut HostDeviceVec<u64>,
+    pub(super) counters_of_kept: &'w mut Vec<HostDeviceVec<u64>>,
     pub(super) own: &'w mut DeviceWorkspace,
 }
 

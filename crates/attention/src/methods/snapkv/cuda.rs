@@ -18,12 +18,13 @@ impl CudaBuilder for SnapKv {
             true => Vec::new(),
             false => self.votes_of_layer(gpu, &cache, layer)?,
         };
+        let voted = layer.tokens - self.window.min(layer.tokens);
+        let of_heads: Vec<&[f32]> = votes.chunks_exact(layer.tokens).map(|votes| &votes[..voted]).collect();
+        let group = of_heads.len() / cache.kv_heads;
         let index = |kv_head: usize| {
-            let group = votes.len() / cache.kv_heads;
-            let of_group = votes[kv_head * group..(kv_head + 1) * group].to_vec();
-            let of_selections = match of_group.is_empty() {
-                true => Vec::new(),
-                false => self.pooled_of_candidates(of_group, layer.candidates.clone()),
+            let of_selections = match &of_heads[kv_head * group..(kv_head + 1) * group] {
+                [] => Vec::new(),
+                of_group => self.pooled_of_group(of_group, &layer.candidates),
             };
             let (first, context) = (layer.candidates.start as u32, layer.context());
             Arc::new(Votes { of_selections, first, context, depth: layer.depth })
@@ -33,8 +34,8 @@ impl CudaBuilder for SnapKv {
 }
 
 impl SnapKv {
-    /// Softmax weights of the window's queries of each query head, summed for each token before the window.
-    fn votes_of_layer(&self, gpu: &Gpu, cache: &Cache<'_>, layer: &IndexLayer<'_>) -> Result<Vec<Vec<f32>>, GpuError> {
+    /// Softmax weights of the window's queries of each query head, summed for each token, `[head][token]`.
+    fn votes_of_layer(&self, gpu: &Gpu, cache: &Cache<'_>, layer: &IndexLayer<'_>) -> Result<Vec<f32>, GpuError> {
         let (d, group) = (cache.d, layer.head(0).group());
         let heads = cache.kv_heads * group;
         let of_head = |head: usize| layer.head(head / group).last_queries(self.window, head % group).to_f32();
@@ -61,11 +62,11 @@ impl SnapKv {
         };
         let mut log_sums = gpu.alloc(size_of::<f32>() * heads * count)?;
         gpu.prefill_attention_and_sums(&rows, cache, &mut attended, &mut log_sums)?;
-        let mut mass = gpu.upload(&vec![0.0f32; heads * layer.tokens])?;
+        let mut mass = gpu.alloc(size_of::<f32>() * heads * layer.tokens)?;
         gpu.add_attention_mass(&rows, cache, &log_sums, 0..count, &mut mass)?;
         let mut votes = vec![0.0f32; heads * layer.tokens];
         gpu.download(&mass, 0, &mut votes)?;
-        Ok(votes.chunks_exact(layer.tokens).map(|votes| votes[..layer.tokens - count].to_vec()).collect())
+        Ok(votes)
     }
 }
 

@@ -299,7 +299,11 @@ fn what_picks_on_a_gpu_takes_room_for_lists_and_for_each_index_once() {
     // Masks are kept for both layers if later tokens reuse them.
     assert!(bytes(&["hip:k=32,r_m=1"]) >= 8 * 32 * 4);
     assert_eq!(bytes(&["hip:k=32,r_m=2"]), 3 * bytes(&["hip:k=32,r_m=1"]));
-    assert_eq!(bytes(&["full", "random", "snapkv", "quest:rescore=exact"]), 0);
+    assert_eq!(bytes(&["full", "random", "quest:rescore=exact"]), 0);
+    // What is selected once is kept for both layers: a list for each query head.
+    assert_eq!(bytes(&["snapkv:k=100", "expected_attention:k=50"]), 2 * 8 * (100 + 50) * 4);
+    // Of a budget that is shared, one layer or head may get more than the mean.
+    assert_eq!(bytes(&["pyramid_kv:k=100", "ada_kv:k=100"]), 2 * 8 * (200 + 1000) * 4);
 }
 
 #[test]
