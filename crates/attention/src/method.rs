@@ -168,10 +168,10 @@ pub trait Method: Send + Sync + 'static {
         false
     }
 
-    /// If a sequence [selects once](Self::selects_once): upper bound of the tokens of a list, of which a KV head or each of its query heads
-    /// has one.
-    fn most_kept(&self, prefix: &PromptShape) -> usize {
-        prefix.tokens
+    /// For methods whose sequences [select once](Self::selects_once): upper bound of the tokens for which the lists of a layer have room
+    /// together. All lists have room for as many tokens as the longest.
+    fn kept_tokens(&self, prefix: &PromptShape) -> usize {
+        prefix.heads * prefix.tokens
     }
 
     /// Whether tokens are selected ahead, so that they can be fetched while the layer before computes: by the queries that the input of the
@@ -463,8 +463,8 @@ pub trait AnyMethod: Send + Sync {
     fn is_data_independent(&self) -> bool;
     /// See [`Method::selects_once`].
     fn selects_once(&self) -> bool;
-    /// See [`Method::most_kept`].
-    fn most_kept(&self, prefix: &PromptShape) -> usize;
+    /// See [`Method::kept_tokens`].
+    fn kept_tokens(&self, prefix: &PromptShape) -> usize;
     /// See [`Method::selects_ahead`].
     fn selects_ahead(&self) -> bool;
     /// See [`Method::attends_on_host`].
@@ -564,8 +564,8 @@ impl<M: Method> AnyMethod for M {
     fn selects_once(&self) -> bool {
         Method::selects_once(self)
     }
-    fn most_kept(&self, prefix: &PromptShape) -> usize {
-        Method::most_kept(self, prefix)
+    fn kept_tokens(&self, prefix: &PromptShape) -> usize {
+        Method::kept_tokens(self, prefix)
     }
     fn selects_ahead(&self) -> bool {
         Method::selects_ahead(self)

@@ -10,7 +10,7 @@ use super::{Buffer, Gpu, GpuError, failed};
 
 /// Threads of a block that counts.
 const THREADS: u32 = 1024;
-/// The most lists that one launch counts.
+/// The most lists that one launch counts; the kernel has the same constant.
 const MOST_COUNTED: usize = 16;
 
 /// Lists whose tokens are counted ([`count_all_picks`](Gpu::count_all_picks)).
@@ -134,7 +134,7 @@ impl Gpu {
             launch.arg(&all).arg(&group).arg(&offset);
             let grid = (kv_heads as u32, rows, counted.len() as u32);
             let grid = LaunchConfig { grid_dim: grid, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-            // SAFETY: lists and counters are as long as `on_device` checks.
+            // SAFETY: lists and counters are as long as `on_device` checks. A token outside of the range is not counted, and read nowhere.
             unsafe { launch.launch(grid) }.map_err(failed("counting selected tokens"))?;
         }
         Ok(())
@@ -179,5 +179,17 @@ impl Gpu {
         let grid = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: lists and counters are as long as checked above.
         unsafe { launch.launch(grid) }.map_err(failed("counting tokens that are missing"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_takes_as_many_lists_as_a_launch_gives_it() {
+        let kernel = include_str!("../kernels/count_picks.cu");
+        assert!(kernel.contains(&format!("constexpr int MOST_COUNTED = {MOST_COUNTED};")));
+        assert_eq!(size_of::<AllCounted>(), MOST_COUNTED * 56, "four addresses and six numbers each");
     }
 }

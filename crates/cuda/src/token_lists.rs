@@ -111,17 +111,20 @@ impl TokenLists {
         assert!(beyond.is_none(), "token {beyond:?} is beyond {end} tokens");
         let most = lists.iter().map(Vec::len).max().unwrap_or(0).max(1);
         let mean = lists.iter().map(Vec::len).sum::<usize>().div_ceil(lists.len().max(1));
-        let mut uploaded = Self::default();
-        uploaded.resize(gpu, TokenListLayout::new(lists.len(), most).expecting(mean), vec![end])?;
         let mut tokens = vec![0u32; lists.len() * most];
         for (to, list) in tokens.chunks_exact_mut(most).zip(lists) {
             to[..list.len()].copy_from_slice(list);
         }
         let counts: Vec<u32> = lists.iter().map(|list| list.len() as u32).collect();
-        for (to, numbers) in [(&mut uploaded.tokens, &tokens), (&mut uploaded.counts, &counts)] {
-            gpu.upload_to(to.as_mut().expect("`resize` reserved the lists"), 0, numbers)?;
-        }
-        Ok(uploaded)
+        // They never grow, so they take no more memory than they need.
+        Ok(Self {
+            tokens: Some(gpu.upload(&tokens)?),
+            counts: Some(gpu.upload(&counts)?),
+            rows: 1,
+            ends: vec![end],
+            layout: TokenListLayout::new(lists.len(), most).expecting(mean),
+            ..Self::default()
+        })
     }
 
     /// Reserves memory for what represents the unselected tokens: their share of the mass of all candidates for each of `heads` query

@@ -55,7 +55,7 @@ pub trait DeviceChunk: Sync {
     /// If the device fails.
     fn input(&self) -> Result<Vec<f32>, DeviceFailure>;
 
-    /// Like [`PrefillChunk::queries_of`].
+    /// Like [`PrefillChunk::queries_of`], which checks that all tokens are in the chunk.
     ///
     /// # Errors
     /// If the device fails.
@@ -225,11 +225,16 @@ impl<'a> PrefillChunk<'a> {
     ///
     /// # Errors
     /// If a device that computes the chunk fails.
+    ///
+    /// # Panics
+    /// If a token is beyond the chunk.
     pub fn queries_of(&self, tokens: &[u32]) -> Result<Vec<f32>, KvError> {
+        let beyond = tokens.iter().find(|token| **token as usize >= self.tokens);
+        assert!(beyond.is_none(), "token {beyond:?} is beyond a chunk of {} tokens", self.tokens);
         match self.source {
             Source::Host { queries, .. } => {
-                let of_token = |token: &u32| queries.chunks_exact(self.heads * self.d()).nth(*token as usize);
-                Ok(tokens.iter().filter_map(of_token).flatten().copied().collect())
+                let width = self.heads * self.d();
+                Ok(tokens.iter().flat_map(|token| &queries[*token as usize * width..][..width]).copied().collect())
             }
             Source::Device(chunk) => chunk.queries_of(tokens).map_err(|failure| self.error(failure)),
         }

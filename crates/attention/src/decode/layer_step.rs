@@ -169,12 +169,12 @@ pub(super) struct Selected {
     pages: Vec<Range<u32>>,
 }
 
-/// The selection of a KV head, and the result of what followed at once.
-struct Then<T> {
+/// The selection of a KV head, and the result of the work that used it at once.
+struct SelectedThen<T> {
     selected: Selected,
-    done: T,
-    /// Processor time of what followed, on another thread than the caller's.
-    time: Duration,
+    result: T,
+    /// Processor time of that work, on another thread than the caller's.
+    result_time: Duration,
 }
 
 impl Selected {
@@ -288,10 +288,10 @@ impl Sequence {
             own.select_then(layer, Some(queries), group, states, attend)
         })?;
         let (mut selected, mut partials, mut attend) = (Vec::with_capacity(kv_heads), Vec::new(), Duration::ZERO);
-        for Then { selected: of_head, done, time } in done {
+        for SelectedThen { selected: of_head, result, result_time } in done {
             selected.push(of_head);
-            partials.extend(done.into_iter().flatten());
-            attend += time;
+            partials.extend(result.into_iter().flatten());
+            attend += result_time;
         }
         let (picked, apart) = self.count_selected(layer, selected);
         self.attention_time += AttentionTime { attend, ..apart.into() };
@@ -493,13 +493,15 @@ impl Sequence {
         group: usize,
         states: &mut [Box<dyn Any + Send>],
         then: impl Fn(usize, Option<&Selection>) -> Result<T, KvError> + Sync,
-    ) -> Result<Vec<Then<T>>, KvError> {
+    ) -> Result<Vec<SelectedThen<T>>, KvError> {
         let candidates = self.candidates(layer, self.exact(layer));
         if self.selects_at(layer) && (!candidates.is_empty() || self.method.method.manages_decoded_tokens()) {
             return self.select_per_head(layer, queries, group, candidates, (states, then));
         }
-        let nothing =
-            |kv_head| Ok(Then { selected: Selected::nothing(group), done: then(kv_head, None)?, time: Duration::ZERO });
+        let nothing = |kv_head| {
+            let (selected, result) = (Selected::nothing(group), then(kv_head, None)?);
+            Ok(SelectedThen { selected, result, result_time: Duration::ZERO })
+        };
         (0..self.prefix.shape().kv_heads).map(nothing).collect()
     }
 
@@ -511,7 +513,7 @@ impl Sequence {
         group: usize,
         candidates: Range<usize>,
         (states, then): (&mut [Box<dyn Any + Send>], impl Fn(usize, Option<&Selection>) -> Result<T, KvError> + Sync),
-    ) -> Result<Vec<Then<T>>, KvError> {
+    ) -> Result<Vec<SelectedThen<T>>, KvError> {
         let (total, width) = (self.total(layer), group * self.prefix.shape().d);
         let nothing = vec![0.0; width];
         let tokens = self.prefix.tokens();
@@ -559,15 +561,15 @@ impl Sequence {
         };
         let here = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let selected = select(((step, index), state))?;
-            let done = then(step.kv_head, selected.selection.as_ref())?;
-            Ok(Then { selected, done, time: Duration::ZERO })
+            let result = then(step.kv_head, selected.selection.as_ref())?;
+            Ok(SelectedThen { selected, result, result_time: Duration::ZERO })
         };
         let apart = |((step, index), state): ((&Step<'_>, &Index), &mut Box<dyn Any + Send>)| {
             let (selected, select) = Section::of(|| select(((step, index), state)));
             let mut selected = selected?;
             selected.apart.select += select;
-            let (done, time) = Section::of(|| then(step.kv_head, selected.selection.as_ref()));
-            Ok(Then { selected, done: done?, time })
+            let (result, result_time) = Section::of(|| then(step.kv_head, selected.selection.as_ref()));
+            Ok(SelectedThen { selected, result: result?, result_time })
         };
         match candidates.len() < MIN_PARALLEL_TOKENS {
             true => steps.iter().zip(indexes).zip(states).map(here).collect(),

@@ -20,8 +20,8 @@ use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
 use crate::spec::KEEP;
 use crate::{
-    HeadPrefix, IndexBuilder, IndexKey, Method, Policy, Probe, PromptNeed, Role, Selection, Solved, StaticTokens, Step,
-    TailRule,
+    HeadPrefix, IndexBuilder, IndexKey, Method, Policy, Probe, PromptNeed, PromptShape, Role, Selection, Solved,
+    StaticTokens, Step, TailRule,
 };
 use spattn_kernels::topk::top_k;
 
@@ -167,6 +167,12 @@ impl Method for AdaKv {
 
     fn selects_once(&self) -> bool {
         true
+    }
+
+    /// One list may get the budget of all.
+    fn kept_tokens(&self, prefix: &PromptShape) -> usize {
+        let lists = self.snapkv.lists(prefix);
+        lists * (lists * self.snapkv.mean_budget(prefix)).min(prefix.tokens)
     }
 
     fn index_builder(&self) -> Option<&dyn IndexBuilder> {

@@ -328,8 +328,9 @@ impl Method for ExpectedAttention {
         true
     }
 
-    fn most_kept(&self, prefix: &PromptShape) -> usize {
-        self.budget.tokens(Context::new(prefix.tokens, &(0..prefix.tokens))).min(prefix.tokens)
+    fn kept_tokens(&self, prefix: &PromptShape) -> usize {
+        let budget = self.budget.tokens(Context::new(prefix.tokens, &(0..prefix.tokens)));
+        prefix.kv_heads * budget.min(prefix.tokens)
     }
 
     fn index_builder(&self) -> Option<&dyn IndexBuilder> {

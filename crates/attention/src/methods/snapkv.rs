@@ -216,6 +216,16 @@ impl SnapKv {
         }
     }
 
+    /// Number of lists of a layer.
+    pub fn lists(&self, prefix: &PromptShape) -> usize {
+        if self.per == Granularity::QueryHead { prefix.heads } else { prefix.kv_heads }
+    }
+
+    /// Upper bound of the tokens that a list keeps in the mean over lists and layers.
+    pub fn mean_budget(&self, prefix: &PromptShape) -> usize {
+        self.budget.tokens(Context::new(prefix.tokens, &(0..prefix.tokens)))
+    }
+
     /// Number of candidates that this layer keeps.
     fn layer_budget(&self, votes: &Votes) -> usize {
         let mean = self.budget.tokens(votes.context);
@@ -336,13 +346,13 @@ impl Method for SnapKv {
         true
     }
 
-    fn most_kept(&self, prefix: &PromptShape) -> usize {
-        let mean = self.budget.tokens(Context::new(prefix.tokens, &(0..prefix.tokens)));
-        match self.layers {
+    fn kept_tokens(&self, prefix: &PromptShape) -> usize {
+        let mean = self.mean_budget(prefix);
+        let most = match self.layers {
             LayerBudgets::Equal => mean,
             LayerBudgets::Pyramid(_) => 2 * mean,
-        }
-        .min(prefix.tokens)
+        };
+        self.lists(prefix) * most.min(prefix.tokens)
     }
 
     fn index_builder(&self) -> Option<&dyn IndexBuilder> {

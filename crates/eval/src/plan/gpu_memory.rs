@@ -170,13 +170,12 @@ pub(super) fn picking_bytes(methods: &[Configured], prefix: &PromptShape, dtype:
     methods.iter().map(of_method).sum()
 }
 
-/// Bytes of a GPU's memory that the lists of a method take at most whose sequences attend one selection in all steps; 0 for other methods.
+/// Bytes of a GPU's memory that the lists of a method take at most, if its sequences select once; 0 for other methods.
 fn fixed_list_bytes(method: &Configured, prefix: &PromptShape) -> usize {
-    if !method.method.selects_once() {
-        return 0;
+    match method.method.selects_once() {
+        true => prefix.layers * method.method.kept_tokens(prefix) * size_of::<u32>(),
+        false => 0,
     }
-    let largest = method.policy.schedule.largest(&method.policy.dense(prefix.layers));
-    prefix.layers * prefix.heads * (largest * method.method.most_kept(prefix)).min(prefix.tokens) * size_of::<u32>()
 }
 
 /// Bytes of a GPU's memory that selecting ahead takes at most beside that: queries of rows, lists of a further layer and those that misses are

@@ -28,7 +28,8 @@ pub struct TimingConditions {
     /// The GPU's name, if the model ran on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// Where tokens were selected, if the model ran on a GPU: `host`, or `device` if no selection was made on the host.
+    /// Where tokens were selected, if the model ran on a GPU: `host`, or `device` if the host selected none in a
+    /// step. What it selected once, before the first step, does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub select_on: Option<String>,
     /// Where the KV cache was, if not in memory: `host memory`, or `disk` with the memory for its pages.
@@ -50,7 +51,10 @@ impl fmt::Display for TimingConditions {
             write!(f, "on {gpu}, ")?;
         }
         if let Some(place) = select_on {
-            write!(f, "tokens selected on the {place}, ")?;
+            match place.as_str() {
+                "device" => f.write_str("no step waits for a selection on the host, ")?,
+                place => write!(f, "tokens selected on the {place}, ")?,
+            }
         }
         if let Some(tier) = kv {
             write!(f, "KV cache on {tier}, ")?;

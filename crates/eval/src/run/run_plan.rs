@@ -214,7 +214,8 @@ impl Runner<'_> {
                 let (place, made) = (cells[number].place, inputs.take());
                 if let Some((next, context)) = contexts.peek().filter(|_| ahead) {
                     let next = cells[*next].place;
-                    inputs = InputsAhead::begin(scope, self, next, self.missing_examples(&plan, next, context, has));
+                    let examples = self.missing_examples(&plan, next, context, has);
+                    inputs = InputsAhead::begin(scope, (self, stop), next, examples);
                 }
                 let mut tell = |event: ContextEvent| ledger.borrow_mut().take(place, event);
                 let end = self.run_context((place, &context), has, made, (&mut runner, &mut plan), &mut tell)?;
@@ -236,6 +237,9 @@ impl Runner<'_> {
         (runner, plan): (&mut ExampleRunner<'_>, &mut RunPlan),
         tell: &mut Tell<'_>,
     ) -> Result<RunEnd> {
+        if runner.stop().load(Ordering::Relaxed) {
+            return Ok(RunEnd::Interrupted);
+        }
         let items = self.prepare(plan, (place, context), has, made, &mut Failures(tell))?;
         for _ in items.len()..context.len() * self.config.variants().len() {
             tell(ContextEvent::Without)?;

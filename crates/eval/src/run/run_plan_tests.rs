@@ -108,6 +108,8 @@ struct OfOneSeed {
     /// A thread, and how many examples other threads have made.
     here: ThreadId,
     elsewhere: Arc<AtomicUsize>,
+    /// Raised when another thread makes one.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Task for OfOneSeed {
@@ -128,7 +130,10 @@ impl Task for OfOneSeed {
     }
 
     fn example(&self, _: usize, index: usize, seed: u64, _: &dyn PromptCounter) -> Result<Example> {
-        self.elsewhere.fetch_add(usize::from(thread::current().id() != self.here), Ordering::Relaxed);
+        if thread::current().id() != self.here {
+            self.elsewhere.fetch_add(1, Ordering::Relaxed);
+            self.stop.iter().for_each(|stop| stop.store(true, Ordering::Relaxed));
+        }
         match seed == self.seed {
             true => Ok(Example { index, ..Given::question() }),
             false => Err(anyhow!("there is none")),
@@ -138,40 +143,70 @@ impl Task for OfOneSeed {
 
 #[test]
 fn what_cannot_be_made_under_one_seed_is_run_under_the_others() {
-    assert_eq!(run_of_one_seed(false), 0);
-    // Those of the second context, under three seeds.
-    assert_eq!(run_of_one_seed(true), 3);
+    for (ahead, elsewhere) in [(false, 0), (true, 3)] {
+        let run = OneSeedRun::new(ahead, false);
+        assert_eq!(run.elsewhere, elsewhere, "of the second context, one under each of three seeds");
+        assert_eq!(
+            (run.end, run.seen.examples),
+            (RunEnd::Complete, 6),
+            "those that could not be made are done as well"
+        );
+        let failed: Vec<&str> = run.seen.failures.iter().map(|failure| failure.what.as_str()).collect();
+        assert_eq!(failed, ["builtin, given, seed 3", "builtin, given, seed 5"], "each once");
+        let made: Vec<_> = run.records.iter().map(|r| (r.seed, r.sample, r.method.as_str())).collect();
+        assert_eq!(made, [(4, 0, "full"), (4, 0, "topk"), (4, 1, "full"), (4, 1, "topk")]);
+    }
 }
 
-/// Runs two examples under three seeds, of which one has examples. Returns how many inputs another thread made.
-fn run_of_one_seed(ahead: bool) -> usize {
-    let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16']\nseed = [3, 4, 5]";
-    let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
-    let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
-    let elsewhere = Arc::new(AtomicUsize::new(0));
-    let task = OfOneSeed { seed: 4, here: thread::current().id(), elsewhere: elsewhere.clone() };
-    let tasks: Vec<Box<dyn Task>> = vec![Box::new(task)];
-    let planner =
-        Planner { model: &model, config: &config, tasks: &tasks, data: None, shard: Shard::WHOLE, is_elsewhere: false };
-    let runner = Runner { planner, model: &model };
-    let dir = tempfile::tempdir().unwrap();
-    let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
-    let mut store = Store::open(dir.path(), OpenMode::Fresh, &json!({ "identity": identities })).unwrap();
-    let (mut plan, mut seen) = (runner.plan(&mut Seen::default()).unwrap(), Seen::default());
-    assert_eq!(runner.remaining(&plan, &[]).records, 12);
-    // The plan has made some to check them.
-    elsewhere.store(0, Ordering::Relaxed);
-    let cells = std::mem::take(&mut plan.cells);
-    let ledger = Ledger::new(&runner, &cells, &mut store, &mut seen);
-    let end = runner.run_in_turn(&cells, plan, (ledger, &AtomicBool::new(false)), ahead).unwrap().0;
-    assert_eq!(end, RunEnd::Complete);
-    assert_eq!(seen.examples, 6, "those that could not be made are done as well");
-    let failed: Vec<&str> = seen.failures.iter().map(|failure| failure.what.as_str()).collect();
-    assert_eq!(failed, ["builtin, given, seed 3", "builtin, given, seed 5"], "each once");
-    let records = load_records(dir.path()).unwrap().records;
-    let made: Vec<_> = records.iter().map(|r| (r.seed, r.sample, r.method.as_str())).collect();
-    assert_eq!(made, [(4, 0, "full"), (4, 0, "topk"), (4, 1, "full"), (4, 1, "topk")]);
-    elsewhere.load(Ordering::Relaxed)
+#[test]
+fn a_run_that_stops_makes_no_further_inputs() {
+    let run = OneSeedRun::new(true, true);
+    assert_eq!((run.end, run.elsewhere), (RunEnd::Interrupted, 1));
+}
+
+/// A run of two examples under three seeds, of which one has examples.
+struct OneSeedRun {
+    end: RunEnd,
+    seen: Seen,
+    records: Vec<Record>,
+    /// How many inputs another thread made.
+    elsewhere: usize,
+}
+
+impl OneSeedRun {
+    /// Makes inputs ahead if `ahead`; stops when another thread makes one if `stops`.
+    fn new(ahead: bool, stops: bool) -> Self {
+        let text = "tasks = ['ruler/vt']\nlengths = [512]\nsamples = 2\nmethods = ['topk:k=16']\nseed = [3, 4, 5]";
+        let config = RunConfig::resolve(Settings::parse(text, "test").unwrap()).unwrap().remove(0);
+        let model = Model::load(&ModelSource::Builtin, None, TokenizerOptions::default()).unwrap();
+        let elsewhere = Arc::new(AtomicUsize::new(0));
+        // The plan makes some inputs, to check them. Then the task counts anew, and may stop the run.
+        let stop = Arc::new(AtomicBool::new(false));
+        let raised = stops.then(|| stop.clone());
+        let task = OfOneSeed { seed: 4, here: thread::current().id(), elsewhere: elsewhere.clone(), stop: raised };
+        let tasks: Vec<Box<dyn Task>> = vec![Box::new(task)];
+        let planner = Planner {
+            model: &model,
+            config: &config,
+            tasks: &tasks,
+            data: None,
+            shard: Shard::WHOLE,
+            is_elsewhere: false,
+        };
+        let runner = Runner { planner, model: &model };
+        let dir = tempfile::tempdir().unwrap();
+        let identities: Vec<_> = config.variants().into_iter().map(|v| identity(&config, v, &model, None)).collect();
+        let mut store = Store::open(dir.path(), OpenMode::Fresh, &json!({ "identity": identities })).unwrap();
+        let (mut plan, mut seen) = (runner.plan(&mut Seen::default()).unwrap(), Seen::default());
+        assert_eq!(runner.remaining(&plan, &[]).records, 12);
+        elsewhere.store(0, Ordering::Relaxed);
+        stop.store(false, Ordering::Relaxed);
+        let cells = std::mem::take(&mut plan.cells);
+        let ledger = Ledger::new(&runner, &cells, &mut store, &mut seen);
+        let end = runner.run_in_turn(&cells, plan, (ledger, &stop), ahead).unwrap().0;
+        let records = load_records(dir.path()).unwrap().records;
+        Self { end, seen, records, elsewhere: elsewhere.load(Ordering::Relaxed) }
+    }
 }
 
 #[test]

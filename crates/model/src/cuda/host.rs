@@ -101,6 +101,9 @@ fn download_rows<T: Plain>(
     Ok(())
 }
 
+/// The most rows that are gathered at a time, so that this takes little of the GPU's memory.
+const GATHERED: usize = 256;
+
 /// A chunk of a prompt that the host may read.
 pub(super) struct HostView<'a> {
     pub(super) gpu: &'a Gpu,
@@ -151,13 +154,15 @@ impl<'a> HostView<'a> {
         if tokens.windows(2).all(follows) {
             return self.copy_queries((self.qkv, *first as usize), tokens.len(), Vec::new());
         }
-        let most = tokens.iter().max().map_or(0, |most| *most as usize);
-        assert!(most < self.rows, "token {most} is beyond a chunk of {} tokens", self.rows);
         let storage = storage(self.prefix.shape.dtype);
-        let mut gathered = self.gpu.alloc(tokens.len() * stride * storage.bytes())?;
-        let rows = RowMatrix { numbers: self.qkv, storage, rows: self.rows, width: stride };
-        self.gpu.gather_rows(rows, &self.gpu.upload(tokens)?, (0, tokens.len()), &mut gathered)?;
-        self.copy_queries((&gathered, 0), tokens.len(), Vec::new())
+        let mut gathered = self.gpu.alloc(tokens.len().min(GATHERED) * stride * storage.bytes())?;
+        let mut queries = Vec::with_capacity(tokens.len() * self.widths.0);
+        for some in tokens.chunks(GATHERED) {
+            let rows = RowMatrix { numbers: self.qkv, storage, rows: self.rows, width: stride };
+            self.gpu.gather_rows(rows, &self.gpu.upload(some)?, (0, some.len()), &mut gathered)?;
+            queries.extend(self.copy_queries((&gathered, 0), some.len(), Vec::new())?);
+        }
+        Ok(queries)
     }
 
     /// Downloads the queries of `count` rows of a buffer, from row `first` on.

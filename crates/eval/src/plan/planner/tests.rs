@@ -300,10 +300,11 @@ fn what_picks_on_a_gpu_takes_room_for_lists_and_for_each_index_once() {
     assert!(bytes(&["hip:k=32,r_m=1"]) >= 8 * 32 * 4);
     assert_eq!(bytes(&["hip:k=32,r_m=2"]), 3 * bytes(&["hip:k=32,r_m=1"]));
     assert_eq!(bytes(&["full", "random", "quest:rescore=exact"]), 0);
-    // What is selected once is kept for both layers: a list for each query head.
-    assert_eq!(bytes(&["snapkv:k=100", "expected_attention:k=50"]), 2 * 8 * (100 + 50) * 4);
-    // Of a budget that is shared, one layer or head may get more than the mean.
-    assert_eq!(bytes(&["pyramid_kv:k=100", "ada_kv:k=100"]), 2 * 8 * (200 + 1000) * 4);
+    // What is selected once is kept for both layers: a list for each query head, or for each of two KV heads.
+    assert_eq!(bytes(&["snapkv:k=100", "snapkv:k=100,per=kv_head"]), 2 * (8 + 2) * 100 * 4);
+    assert_eq!(bytes(&["expected_attention:k=50", "snapkv:k=5000"]), 2 * (2 * 50 + 8 * 1000) * 4);
+    // Of a budget that is shared, one layer or list may get more than the mean, and all lists have as much room.
+    assert_eq!(bytes(&["pyramid_kv:k=100", "ada_kv:k=100"]), 2 * 8 * (200 + 800) * 4);
 }
 
 #[test]
