@@ -63,7 +63,7 @@ template <int WIDTH> __device__ __forceinline__ uint32_t piece(uint32_t tile, in
     return tile + row * STRIDE + ((column ^ (row & 7)) << 4);
 }
 
-// Copies rows row..row + 64 of a matrix into a tile, with zeros beyond `rows` and `d`.
+// Copies rows row..row + 64 of a matrix into a tile, with zeros before row 0 and beyond `rows` and `d`.
 template <typename T, int WIDTH>
 __device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t stride, int row, int rows, int d) {
     constexpr int PIECES = WIDTH / 8;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const T* from, size_t s
     for (int i = 0; i < ROWS * PIECES / 128; ++i) {
         const int at = i * 128 + threadIdx.x;
         const int r = at / PIECES, c = at % PIECES;
-        const bool valid = row + r < rows && 8 * c < d;
+        const bool valid = static_cast<unsigned>(row + r) < static_cast<unsigned>(rows) && 8 * c < d;
         copy_16(piece<WIDTH>(tile, r, c), valid ? from + (row + r) * stride + 8 * c : from, valid);
     }
 }

@@ -14,6 +14,8 @@ mod golden_model;
 mod host_tier;
 #[path = "gpu/key_cache.rs"]
 mod key_cache;
+#[path = "gpu/lists.rs"]
+mod lists;
 #[path = "gpu/several.rs"]
 mod several;
 #[path = "gpu/token_cache.rs"]

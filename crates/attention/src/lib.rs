@@ -42,9 +42,9 @@ pub use method::{AnyMethod, CalibrationNeed, Method, Solved, Step, TailRule};
 #[cfg(feature = "cuda")]
 pub use prefill::gpu::DevicePrefillError;
 pub use prefill::gpu_memory::mask_list_bytes;
+pub use prefill::lines::{AddedLines, LineVotes};
 pub use prefill::mask::{
-    BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
-    SearchedPlan,
+    BlockMask, LinedMask, Mask, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
 };
 pub use prefill::shared_tokens::{RowSlices, SharedTokens, SliceBounds, TokenSlice, WeightedToken};
 pub use prefill::sparse_prefill::{SparsePrefill, attend_densely};

@@ -1,8 +1,11 @@
 //! Block-sparse prefill attention: the rows of a block attend a common list of tokens, and each row a stretch of tokens that ends with
 //! itself. Also the tree search that makes such lists.
 
+mod line_lists;
+
 use cudarc::driver::{DeviceRepr, LaunchConfig};
 
+pub use self::line_lists::VerticalLines;
 use super::block_shape::{BlockShape, LIST_STEP};
 use super::buffer::reserved;
 use super::launch::Cache;
@@ -203,19 +206,6 @@ impl BlockLists {
         let mut tokens = vec![0; count[0] as usize];
         gpu.download(reserved(&self.tokens, "block lists"), 4 * index * self.most, &mut tokens)?;
         Ok(tokens)
-    }
-
-    /// Copies all lists to the host, `[block][list]`.
-    ///
-    /// # Errors
-    /// [`GpuError`].
-    pub fn download_all(&self, gpu: &Gpu) -> Result<Vec<Vec<u32>>, GpuError> {
-        let lists = self.shape.blocks() * self.shape.lists;
-        let (mut counts, mut tokens) = (vec![0u32; lists], vec![0u32; lists * self.most]);
-        gpu.download(reserved(&self.counts, "list lengths"), 0, &mut counts)?;
-        gpu.download(reserved(&self.tokens, "block lists"), 0, &mut tokens)?;
-        let list = |(tokens, count): (&[u32], &u32)| tokens[..*count as usize].to_vec();
-        Ok(tokens.chunks_exact(self.most).zip(&counts).map(list).collect())
     }
 
     /// Device addresses of tokens and counts.

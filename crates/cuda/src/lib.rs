@@ -69,7 +69,7 @@ use staging::{LANDING, Staging};
 pub use attend::{Attention, AttentionWorkspace, Prepared};
 pub use attend_units::{Prefix, Tail, Tokens, Unit, Weights};
 pub use block_shape::BlockShape;
-pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched};
+pub use blocks::{BlockLists, PromptSearch, Run, Sampling, Searched, VerticalLines};
 pub use buffer::{Buffer, Plain};
 pub use cache_flush::Flood;
 pub use channels::{ChosenChannels, KeysByChannel};

@@ -140,6 +140,38 @@ impl Gpu {
         range: Range<usize>,
         mass: &mut Buffer,
     ) -> Result<(), GpuError> {
+        self.add_mass("attention_mass", rows, cache, (log_sums, range), mass)
+    }
+
+    /// Like [`add_attention_mass`](Self::add_attention_mass), for the mass of each distance from a row back to a key, f32
+    /// `[head][distance]`; keys have 16-bit types.
+    ///
+    /// # Errors
+    /// [`GpuError`].
+    ///
+    /// # Panics
+    /// If a buffer is too small, the range is empty or goes beyond the rows, or keys are in f32.
+    pub fn add_distance_mass(
+        &self,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        log_sums: &Buffer,
+        range: Range<usize>,
+        mass: &mut Buffer,
+    ) -> Result<(), GpuError> {
+        assert_ne!(cache.storage, Storage::F32, "there is no kernel for keys in f32");
+        self.add_mass("distance_mass", rows, cache, (log_sums, range), mass)
+    }
+
+    /// Adds the softmax weights of some rows with the kernel of this name.
+    fn add_mass(
+        &self,
+        kernel: &str,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+        (log_sums, range): (&Buffer, Range<usize>),
+        mass: &mut Buffer,
+    ) -> Result<(), GpuError> {
         assert!(!range.is_empty() && range.end <= rows.count, "rows {range:?} do not lie in {} rows", rows.count);
         let (bytes, some, end) = (cache.storage.bytes(), range.len(), rows.first + range.end);
         assert!(
@@ -159,7 +191,7 @@ impl Gpu {
             Storage::F32 => (256, 512 * (width + 4) + MASS_WEIGHTS_BYTES),
             Storage::F16 | Storage::Bf16 => (128, 384 * width + MASS_WEIGHTS_BYTES),
         };
-        let name = format!("attention_mass_{}", cache.storage.name());
+        let name = format!("{kernel}_{}", cache.storage.name());
         let function = self.with_shared("attention_mass", &name, shared_bytes)?;
         let (d, stride, kv_stride) = (cache.d as i32, rows.stride as i32, cache.head_stride() as i64);
         let (some, first) = (some as i32, (rows.first + range.start) as i32);

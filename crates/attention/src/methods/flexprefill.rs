@@ -18,14 +18,15 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::lines::{
-    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, of_each_head, pooled, ranked, softmax,
+    BlockMap, LEAST_BLOCK, Lines, Static, all_pairs, block_attention, of_each_head, pooled, ranked, softmax,
+    votes_of_last,
 };
 use super::prefill_only::PrefillOnly;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::types::scores::score_into;
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned};
+use crate::{LineVotes, Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned};
 use spattn_kernels::Rows;
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
@@ -124,7 +125,7 @@ impl FlexPrefill {
     fn look(&self, prompt: &QueryBlock<'_>, head: usize, cost: &mut Cost) -> (LineVotes, f64) {
         let (d, tokens) = (prompt.d, prompt.rows);
         let last = tokens.min(self.block);
-        let votes = LineVotes::of_last(prompt, head, last, cost);
+        let votes = votes_of_last(prompt, head, last, cost);
         let keys = pooled(&prompt.keys.slice(0..tokens, d).to_f32(), self.block, d);
         let query = pooled(&prompt.head(head)[(tokens - last) * d..], last, d);
         let mut estimate = vec![0.0; keys.len() / d];

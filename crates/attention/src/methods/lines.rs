@@ -8,46 +8,16 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use crate::cost::Cost;
+use crate::prefill::lines::vote_flops;
 use crate::types::scores::{FEW_QUERIES, score_into};
-use crate::{Mask, Policy, QueryBlock};
+use crate::{AddedLines, LineVotes, Mask, Policy, QueryBlock};
 use spattn_kernels::Rows;
 
-/// Attention that some of the last queries of one query head give to tokens and distances, summed over the queries.
-pub(crate) struct LineVotes {
-    /// By token.
-    pub(super) vertical: Vec<f32>,
-    /// By distance from the query back to the token.
-    pub(super) slash: Vec<f32>,
-}
-
-impl LineVotes {
-    /// No votes yet, in a prompt of `tokens` tokens.
-    pub(super) fn none(tokens: usize) -> Self {
-        Self { vertical: vec![0.0; tokens], slash: vec![0.0; tokens] }
-    }
-
-    /// Adds the attention weights of the query at `position` over the tokens up to itself.
-    pub(super) fn take(&mut self, position: usize, weights: &[f32]) {
-        for (token, weight) in weights.iter().enumerate() {
-            self.vertical[token] += weight;
-            self.slash[position - token] += weight;
-        }
-    }
-
-    /// Votes of the last `count` queries (or all) of one head of the group; `prompt` must contain these rows.
-    pub(super) fn of_last(prompt: &QueryBlock<'_>, head: usize, count: usize, cost: &mut Cost) -> Self {
-        let mut votes = Self::none(prompt.end());
-        each_last_attention(prompt, head, count, cost, |position, weights| votes.take(position, weights));
-        votes
-    }
-
-    /// Adds the votes of another head.
-    pub(super) fn add(mut self, other: &Self) -> Self {
-        let add = |sums: &mut [f32], more: &[f32]| sums.iter_mut().zip(more).for_each(|(sum, x)| *sum += x);
-        add(&mut self.vertical, &other.vertical);
-        add(&mut self.slash, &other.slash);
-        self
-    }
+/// Votes of the last `count` queries (or all) of one head of the group; `prompt` must contain these rows.
+pub(super) fn votes_of_last(prompt: &QueryBlock<'_>, head: usize, count: usize, cost: &mut Cost) -> LineVotes {
+    let mut votes = LineVotes::none(prompt.end());
+    each_last_attention(prompt, head, count, cost, |position, weights| votes.take(position, weights));
+    votes
 }
 
 /// Calls `find` for each query head of a group, in parallel, and adds the costs.
@@ -88,7 +58,7 @@ pub(super) fn each_last_attention(
             visit(position, seen);
         }
     }
-    cost.score_flops += 2 * ((tokens - first) * tokens * d) as u64;
+    cost.score_flops += vote_flops(tokens - first, tokens, d);
 }
 
 /// Softmax of scaled logits, in place.
@@ -103,6 +73,17 @@ pub(super) fn softmax(logits: &mut [f32], scale: f32) {
 pub(crate) fn ranked(scores: &[f32], range: Range<usize>) -> Vec<u32> {
     let mut order: Vec<u32> = (range.start as u32..range.end.max(range.start) as u32).collect();
     order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
+    order
+}
+
+/// Returns the first `count` of the [`ranked`] indexes of `range`, in any order.
+pub(crate) fn best(scores: &[f32], range: Range<usize>, count: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (range.start as u32..range.end.max(range.start) as u32).collect();
+    if count < order.len() {
+        let score = |index: &u32| scores[*index as usize];
+        order.select_nth_unstable_by(count, |a, b| score(b).total_cmp(&score(a)).then(a.cmp(b)));
+        order.truncate(count);
+    }
     order
 }
 
@@ -171,6 +152,11 @@ impl Lines {
         vertical.sort_unstable();
         slashes.sort_unstable();
         Self { vertical, slashes, fixed }
+    }
+
+    /// The lines without the window.
+    pub(super) fn into_added(self) -> AddedLines {
+        AddedLines { vertical: self.vertical, slashes: self.slashes }
     }
 
     /// Number of pairs of a query and a token on the lines, in a prompt of `tokens` tokens. A vertical and a slash

@@ -20,14 +20,13 @@ use std::sync::Arc;
 
 use super::ParamInfo;
 use super::lines::{
-    BlockMap, LEAST_BLOCK, LineVotes, Lines, Static, all_pairs, block_attention, each_last_attention, of_each_head,
-    ranked,
+    BlockMap, LEAST_BLOCK, Lines, Static, all_pairs, block_attention, each_last_attention, of_each_head, ranked,
 };
 use super::prefill_only::PrefillOnly;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
-use crate::{Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
+use crate::{LineVotes, Mask, Masks, PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "minference",

@@ -14,13 +14,16 @@
 use std::sync::Arc;
 
 use super::ParamInfo;
-use super::lines::{LineVotes, Lines, Static, all_pairs, of_each_head, ranked};
+use super::lines::{Lines, Static, all_pairs, best, of_each_head, ranked, votes_of_last};
 use super::prefill_only::PrefillOnly;
 use crate::cost::Cost;
 use crate::kv::MOST_TOKENS;
 use crate::methods::{MethodEntry, Preset};
 use crate::scored::granularity::Granularity;
-use crate::{PromptMask, PromptPlan, QueryBlock, Role, Tuned, least_reaching};
+use crate::{
+    AddedLines, BlockMask, LineVotes, LinedMask, Policy, PromptMask, PromptPlan, QueryBlock, Role, Tuned,
+    least_reaching,
+};
 
 pub(super) const ENTRY: MethodEntry = MethodEntry {
     name: "vertical_slash",
@@ -69,21 +72,28 @@ struct VerticalSlash {
 }
 
 impl VerticalSlash {
-    fn choose(&self, votes: &LineVotes, fixed: Static) -> Lines {
+    /// Chooses the lines of each mask of a KV head, by the votes of each of its query heads.
+    fn lines(&self, votes: Vec<LineVotes>, fixed: Static) -> Vec<Lines> {
+        self.per.reduced(votes, LineVotes::add).iter().map(|votes| self.lines_of(votes, fixed)).collect()
+    }
+
+    fn lines_of(&self, votes: &LineVotes, fixed: Static) -> Lines {
         let tokens = votes.vertical.len();
-        let vertical = ranked(&votes.vertical, fixed.sink..tokens);
-        let slashes = ranked(&votes.slash, fixed.window.min(tokens)..tokens);
+        let (of_tokens, of_distances) = (fixed.sink..tokens, fixed.window.min(tokens)..tokens);
+        let density = match (self.vertical, self.slash) {
+            (Tuned::Value(count), slash) => {
+                let vertical = best(&votes.vertical, of_tokens, count);
+                return Lines::new(&vertical, &best(&votes.slash, of_distances, slash.unwrap_or(count)), fixed);
+            }
+            (Tuned::Density(density), _) => density,
+        };
+        let (vertical, slashes) = (ranked(&votes.vertical, of_tokens), ranked(&votes.slash, of_distances));
         let lines = |count: usize| {
             let slash = self.slash.unwrap_or(count);
             Lines::new(&vertical[..count.min(vertical.len())], &slashes[..slash.min(slashes.len())], fixed)
         };
-        match self.vertical {
-            Tuned::Value(count) => lines(count),
-            Tuned::Density(density) => {
-                let wanted = density * all_pairs(tokens) as f64;
-                lines(least_reaching(0..=tokens, wanted, |count| lines(count).pairs(tokens) as f64))
-            }
-        }
+        let wanted = density * all_pairs(tokens) as f64;
+        lines(least_reaching(0..=tokens, wanted, |count| lines(count).pairs(tokens) as f64))
     }
 }
 
@@ -97,12 +107,32 @@ impl PromptMask for VerticalSlash {
     }
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
-        let fixed = Static::new(prompt.policy, prompt.end());
-        let votes =
-            of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.snapshot, cost));
-        let lines: Vec<Lines> =
-            self.per.reduced(votes, LineVotes::add).iter().map(|votes| self.choose(votes, fixed)).collect();
+        let votes = of_each_head(prompt.group, cost, |head, cost| votes_of_last(prompt, head, self.snapshot, cost));
+        let lines = self.lines(votes, Static::new(prompt.policy, prompt.end()));
         Box::new(move |block| self.per.masks(lines.iter().map(|lines| lines.mask(block)).collect()))
+    }
+
+    fn lined(&self) -> Option<&dyn LinedMask> {
+        Some(self)
+    }
+}
+
+impl LinedMask for VerticalSlash {
+    fn searched(&self) -> Option<&dyn BlockMask> {
+        None
+    }
+
+    fn voters(&self) -> usize {
+        self.snapshot
+    }
+
+    fn starts(&self, block: &QueryBlock<'_>) -> Vec<usize> {
+        Static::new(block.policy, block.end()).starts(block)
+    }
+
+    fn choose(&self, votes: Vec<LineVotes>, policy: &Policy) -> Vec<AddedLines> {
+        let tokens = votes.first().map_or(0, |votes| votes.vertical.len());
+        self.lines(votes, Static::new(policy, tokens)).into_iter().map(Lines::into_added).collect()
     }
 }
 

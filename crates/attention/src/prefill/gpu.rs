@@ -1,7 +1,7 @@
 //! Sparse prefill on a device. The tokens of a block come from one of three places: the host, if they follow from the
-//! block's position; a search on the device; or, for a mask over the whole prompt, a plan by the host. The host plans
-//! from downloaded queries and keys, or adds to what the device found. Then a kernel gathers and attends the tokens.
-//! Prompts in which each row has its own selection are read in `gpu_rows.rs`.
+//! block's position; a search on the device; or, for a mask over the whole prompt, a plan that the host makes from
+//! downloaded queries and keys. Then a kernel gathers and attends the tokens. Prompts that are read along lines are in
+//! `gpu_lines.rs`, those in which each row has its own selection in `gpu_rows.rs`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,10 +15,7 @@ use crate::cost::Cost;
 use crate::kv::{KvError, KvShape};
 use crate::prefill::cost::{BlockCost, queries_by_group};
 use crate::prefill::gpu_memory::{PLANNED_LIST_BYTES, PlannedBlock};
-use crate::prefill::mask::{
-    BlockMask, Mask, MaskAddition, Masks, PrefillPattern, PromptMask, PromptPlan, QueryBlock, SearchedMask,
-    SearchedPlan,
-};
+use crate::prefill::mask::{BlockMask, LinedMask, Mask, Masks, PrefillPattern, PromptMask, QueryBlock, SearchedMask};
 use crate::prefill::shared_tokens::{SharedTokens, TokenSlice, WeightedToken};
 use crate::prefill::sparse_prefill::{SparsePrefill, planned};
 use crate::types::positions::Positions;
@@ -104,11 +101,17 @@ impl SparsePrefill<'_> {
         let mask = match self.pattern {
             PrefillPattern::Blocks(mask) => mask,
             PrefillPattern::Whole(mask) => {
+                if let Some(lined) = mask.lined() {
+                    let mask = (lined, mask.query_rows());
+                    if self.attend_lined(gpu, (layer, shape), mask, (rows, cache), out, &mut mark)? {
+                        return Ok(true);
+                    }
+                }
                 return self.attend_planned(gpu, chunk, mask, (rows, cache), out, &mut mark);
             }
             _ => return Ok(false),
         };
-        let is_known = match (mask.is_data_independent(), mask.device_form().filter(|form| form.fits(shape))) {
+        let is_known = match (mask.is_data_independent(), Search::of(mask, shape)) {
             (true, _) => {
                 let masks = |block: &QueryBlock<'_>| mask.masks(block, &mut Cost::default());
                 let mut lists = std::mem::take(&mut self.mask_workspace(gpu).lists);
@@ -118,8 +121,10 @@ impl SparsePrefill<'_> {
                 placed.into_iter().for_each(|cost| self.count(layer, cost));
                 is_placed
             }
-            (false, Some(form)) => {
-                let seen = self.search(gpu, layer, (mask, form), rows, cache)?;
+            (false, Some(search)) => {
+                let mut lists = std::mem::take(&mut self.mask_workspace(gpu).lists);
+                let seen = self.search(gpu, layer, &search, rows, cache, &mut lists)?;
+                self.mask_workspace(gpu).lists = lists;
                 // The tokens that the search finds are counted when its counters are collected.
                 let count = |stretches| BlockCost::new(vec![stretches; rows.heads], context(rows), rows.count, cache.d);
                 seen.into_iter().for_each(|stretches| self.count(layer, count(stretches)));
@@ -146,26 +151,15 @@ impl SparsePrefill<'_> {
         mark: &mut Marking<'_>,
     ) -> Result<bool, DevicePrefillError> {
         assert_eq!(rows.first, 0, "a mask over the whole prompt needs the prompt as one chunk");
-        let found = match mask.searched() {
-            Some(plan) => self.find_blocks(gpu, chunk, plan, rows, cache)?.map(|found| (plan, found)),
-            None => None,
-        };
         let mut lists = std::mem::take(&mut self.mask_workspace(gpu).lists);
-        let read = match &found {
-            Some((plan, _)) => Some(plan.last_queries()),
-            None => mask.last_queries(),
-        };
-        let count = read.unwrap_or(rows.count).min(rows.count);
+        let count = mask.last_queries().unwrap_or(rows.count).min(rows.count);
         let queries = match count == rows.count {
             true => Cow::Borrowed(chunk.queries()?),
             false => chunk.last_queries(count)?,
         };
         let queries = queries_by_group(&queries, rows.heads, (cache.kv_heads, cache.d));
         let blocks = self.last_rows(chunk, chunk.kv()?, &queries, count);
-        let (plans, costs) = match &found {
-            Some((plan, found)) => planned(&blocks, |block, cost| found.completed(plan.addition(block, cost))),
-            None => planned(&blocks, |block, cost| mask.plan(block, cost)),
-        };
+        let (plans, costs) = planned(&blocks, |block, cost| mask.plan(block, cost));
         let masks = |block: &QueryBlock<'_>| plans[block.kv_head](block);
         let (layer, block_rows) = (chunk.layer, mask.query_rows());
         let (blocks, block) =
@@ -198,41 +192,6 @@ impl SparsePrefill<'_> {
         Ok(true)
     }
 
-    /// Lets the device search for the masks that a plan adds to, for all rows of a prompt. `None` if it cannot, or if
-    /// their lists would take more memory than planned ones may.
-    fn find_blocks(
-        &mut self,
-        gpu: &Gpu,
-        chunk: &PrefillChunk<'_>,
-        plan: &dyn SearchedPlan,
-        rows: &Rows<'_>,
-        cache: &Cache<'_>,
-    ) -> Result<Option<FoundBlocks>, GpuError> {
-        let mask = plan.mask();
-        let Some(form) = mask.device_form().filter(|form| form.fits(chunk.shape())) else { return Ok(None) };
-        let shape = BlockShape {
-            rows: rows.count,
-            block_rows: mask.query_rows(),
-            lists: form.lists(rows.heads, cache.kv_heads),
-        };
-        let last = self.unseen(chunk.layer, (0, rows.heads / cache.kv_heads), (rows.count - 1, 1), cache.d);
-        let (candidates, keep) = form.searched(&last);
-        let most = candidates.start + keep.saturating_mul(form.key_block()).min(candidates.len());
-        if BlockLists::bytes(&shape, most) > PLANNED_LIST_BYTES {
-            return Ok(None);
-        }
-        if self.search(gpu, chunk.layer, (mask, form), rows, cache)?.is_none() {
-            return Ok(None);
-        }
-        let bands = (0..rows.count).step_by(shape.block_rows).map(|first| {
-            let here = shape.block_rows.min(rows.count - first);
-            form.searched(&self.unseen(chunk.layer, (0, rows.heads / cache.kv_heads), (first, here), cache.d)).0.end
-        });
-        let starts = bands.collect();
-        let lists = self.mask_workspace(gpu).lists.download_all(gpu)?;
-        Ok(Some(FoundBlocks { of_kv_head: shape.lists / cache.kv_heads, shape, lists, starts }))
-    }
-
     /// Adds the counters of a device's searches at the layers it holds, after the whole prompt has been read.
     ///
     /// # Errors
@@ -246,12 +205,13 @@ impl SparsePrefill<'_> {
         if matches!(self.pattern, PrefillPattern::Rows(_)) {
             return self.collect_row_counters(gpu, layers, (heads, shape));
         }
+        self.collect_line_counters(gpu, layers.clone(), (heads, shape.d))?;
         let Some(buffer) = self.mask_workspace(gpu).counters.take() else { return Ok(()) };
-        // If a plan adds to the lists, what rows see of them is counted together with the additions.
+        // If lines are added to the lists, what rows see of them is counted together with the lines.
         let (mask, counts_seen) = match self.pattern {
             PrefillPattern::Blocks(mask) => (mask, true),
-            PrefillPattern::Whole(mask) => match mask.searched() {
-                Some(plan) => (plan.mask(), false),
+            PrefillPattern::Whole(mask) => match mask.lined().and_then(LinedMask::searched) {
+                Some(mask) => (mask, false),
                 None => return Ok(()),
             },
             _ => return Ok(()),
@@ -270,7 +230,7 @@ impl SparsePrefill<'_> {
         Ok(())
     }
 
-    fn unseen(
+    pub(super) fn unseen(
         &self,
         layer: usize,
         (kv_head, group): (usize, usize),
@@ -326,82 +286,105 @@ impl SparsePrefill<'_> {
         (blocks.start * kv_heads..blocks.end * kv_heads).into_par_iter().map(of).collect()
     }
 
-    /// Lets the device search the lists, and returns the number of tokens that the rows see of their own bands, summed
-    /// over rows. `None` if it cannot keep as many key blocks as the mask asks for.
-    fn search(
+    /// Lets the device search the lists, into `to`, and returns the number of tokens that the rows see of their own
+    /// bands, summed over rows. `None` if it cannot keep as many key blocks as the mask asks for.
+    pub(super) fn search(
         &mut self,
         gpu: &Gpu,
         layer: usize,
-        (mask, form): (&dyn BlockMask, &dyn SearchedMask),
+        search: &Search<'_>,
         rows: &Rows<'_>,
         cache: &Cache<'_>,
+        to: &mut BlockLists,
     ) -> Result<Option<usize>, GpuError> {
-        let (block_rows, end) = (mask.query_rows(), rows.first + rows.count);
-        let group = rows.heads / cache.kv_heads;
-        let shape = BlockShape { rows: rows.count, block_rows, lists: form.lists(rows.heads, cache.kv_heads) };
-        let (mut blocks, mut starts, mut most, mut stretches) = (Vec::new(), Vec::new(), 0, 0);
-        for first in (rows.first..end).step_by(block_rows) {
-            let here = block_rows.min(end - first);
-            let (candidates, keep) = form.searched(&self.unseen(layer, (0, group), (first, here), cache.d));
-            let keep = keep.min(candidates.len().div_ceil(form.key_block()));
-            most = most.max(candidates.start + (keep * form.key_block()).min(candidates.len()));
-            starts.extend(vec![candidates.end as u32; here]);
-            stretches += (first..first + here).map(|position| position + 1 - candidates.end).sum::<usize>();
-            blocks.push(Searched {
-                begin: candidates.start as u32,
-                tokens: candidates.len() as u32,
-                keep: keep as u32,
-            });
-        }
-        let (tree, sampling) = form.search();
+        let SearchedRows { blocks, starts, most, stretches } = self.searched(layer, search, rows, cache);
+        let shape = search.shape(rows, cache);
+        let (tree, sampling) = search.form.search();
         let layers = self.dense.len();
-        let MaskWorkspace { lists, searched, counters } = self.mask_workspace(gpu);
+        let MaskWorkspace { searched, counters, .. } = self.mask_workspace(gpu);
         searched.set(gpu, blocks)?;
-        let search = PromptSearch { tree, sampling, blocks: searched };
-        if !gpu.searches_prompt(&search, &shape, rows.heads, cache) {
+        let prompt = PromptSearch { tree, sampling, blocks: searched };
+        if !gpu.searches_prompt(&prompt, &shape, rows.heads, cache) {
             return Ok(None);
         }
         let counters = match counters {
             Some(counters) => counters,
             None => counters.insert(gpu.upload(&vec![0u64; 2 * layers * rows.heads])?),
         };
-        lists.resize(gpu, shape, most, starts)?;
-        gpu.search_prompt(rows, cache, &search, lists, (counters, COUNTERS * layer * rows.heads))?;
+        to.resize(gpu, shape, most, starts)?;
+        gpu.search_prompt(rows, cache, &prompt, to, (counters, COUNTERS * layer * rows.heads))?;
         Ok(Some(stretches))
     }
-}
 
-/// The lists that a device has found for the blocks of a prompt.
-struct FoundBlocks {
-    shape: BlockShape,
-    /// Number of lists of a KV head: one for the group, or one for each query head.
-    of_kv_head: usize,
-    /// The tokens `[block][list]`, ascending.
-    lists: Vec<Vec<u32>>,
-    /// Where the band of each block's rows starts.
-    starts: Vec<usize>,
-}
+    /// Returns the most tokens that a search of the rows finds for a block; `None` if the device cannot keep as many key
+    /// blocks as the mask asks for.
+    pub(super) fn most_found(
+        &mut self,
+        gpu: &Gpu,
+        layer: usize,
+        search: &Search<'_>,
+        rows: &Rows<'_>,
+        cache: &Cache<'_>,
+    ) -> Result<Option<usize>, GpuError> {
+        let SearchedRows { blocks, most, .. } = self.searched(layer, search, rows, cache);
+        let shape = search.shape(rows, cache);
+        let (tree, sampling) = search.form.search();
+        let searched = &mut self.mask_workspace(gpu).searched;
+        searched.set(gpu, blocks)?;
+        let fits = gpu.searches_prompt(&PromptSearch { tree, sampling, blocks: searched }, &shape, rows.heads, cache);
+        Ok(fits.then_some(most))
+    }
 
-impl FoundBlocks {
-    /// Returns the masks of a block.
-    fn masks(&self, block: &QueryBlock<'_>) -> Masks {
-        let index = block.first / self.shape.block_rows;
-        let of_block = &self.lists[index * self.shape.lists + block.kv_head * self.of_kv_head..][..self.of_kv_head];
-        let mask = |tokens: &Vec<u32>| Mask::new(tokens.clone(), vec![self.starts[index]; block.rows]);
-        match of_block {
-            [tokens] if block.group > 1 => Masks::Shared(mask(tokens)),
-            lists => Masks::PerHead(lists.iter().map(mask).collect()),
+    /// Returns the candidates of each block of rows.
+    fn searched(&self, layer: usize, search: &Search<'_>, rows: &Rows<'_>, cache: &Cache<'_>) -> SearchedRows {
+        let (form, block_rows, end) = (search.form, search.mask.query_rows(), rows.first + rows.count);
+        let group = rows.heads / cache.kv_heads;
+        let mut all = SearchedRows::default();
+        for first in (rows.first..end).step_by(block_rows) {
+            let here = block_rows.min(end - first);
+            let (candidates, keep) = form.searched(&self.unseen(layer, (0, group), (first, here), cache.d));
+            let keep = keep.min(candidates.len().div_ceil(form.key_block()));
+            all.most = all.most.max(candidates.start + (keep * form.key_block()).min(candidates.len()));
+            all.starts.extend(vec![candidates.end as u32; here]);
+            all.stretches += (first..first + here).map(|position| position + 1 - candidates.end).sum::<usize>();
+            all.blocks.push(Searched {
+                begin: candidates.start as u32,
+                tokens: candidates.len() as u32,
+                keep: keep as u32,
+            });
         }
+        all
+    }
+}
+
+/// A mask that a device finds by a search.
+pub(super) struct Search<'m> {
+    mask: &'m dyn BlockMask,
+    form: &'m dyn SearchedMask,
+}
+
+impl<'m> Search<'m> {
+    /// The search of a mask; `None` if a device cannot search with keys and values of this shape.
+    pub(super) fn of(mask: &'m dyn BlockMask, shape: KvShape) -> Option<Self> {
+        Some(Self { mask, form: mask.device_form().filter(|form| form.fits(shape))? })
     }
 
-    /// Returns the masks of each block at a KV head, with what a plan adds to them.
-    fn completed<'p>(&'p self, add: MaskAddition<'p>) -> PromptPlan<'p> {
-        Box::new(move |block| {
-            let mut masks = self.masks(block);
-            add(block, &mut masks);
-            masks
-        })
+    fn shape(&self, rows: &Rows<'_>, cache: &Cache<'_>) -> BlockShape {
+        let lists = self.form.lists(rows.heads, cache.kv_heads);
+        BlockShape { rows: rows.count, block_rows: self.mask.query_rows(), lists }
     }
+}
+
+/// What the blocks of some rows search.
+#[derive(Default)]
+struct SearchedRows {
+    blocks: Vec<Searched>,
+    /// Where the band of each row starts.
+    starts: Vec<u32>,
+    /// The most tokens that are found for a block.
+    most: usize,
+    /// Number of tokens that the rows see of their own bands, summed over rows.
+    stretches: usize,
 }
 
 /// Number of tokens in context, summed over rows.

@@ -15,8 +15,10 @@ pub fn mask_list_bytes(method: &Configured, prompt: &PromptShape, rows: usize, d
     let mask = match method.reads().method.prefill_pattern() {
         Some(PrefillPattern::Blocks(mask)) => mask,
         Some(PrefillPattern::Whole(mask)) => {
-            let lists = PlannedBlock::of(mask, heads, d, tokens).bytes_of(tokens.div_ceil(mask.query_rows()));
-            return lists + SHARED_TOKEN_BYTES * heads * mask.slice_bounds(tokens).tokens;
+            let blocks = tokens.div_ceil(mask.query_rows());
+            let lists = PlannedBlock::of(mask, heads, d, tokens).bytes_of(blocks);
+            let lined = mask.lined().map_or(0, |lined| lined_bytes(lined.voters(), prompt, blocks));
+            return lists.max(lined) + SHARED_TOKEN_BYTES * heads * mask.slice_bounds(tokens).tokens;
         }
         Some(PrefillPattern::Rows(_)) => {
             let form = device_rows_form(method.reads().method.as_ref(), KvShape { kv_heads, d, dtype });
@@ -67,6 +69,17 @@ fn row_bytes(form: &dyn DeviceForm, prompt: &PromptShape, dtype: KvDtype) -> usi
     let gathered = kv_heads * tokens * d * dtype.bytes();
     let partials = size_of::<f32>() * rows * heads * ROW_SPANS * (d + 2);
     rows * form.list_bytes(prompt) + 2 * index + scores + gathered + partials
+}
+
+/// Upper bound of the device memory for reading a prompt along lines: lists that hold all tokens for every head, found and joined, the lines,
+/// and the votes of the last queries.
+fn lined_bytes(voters: usize, prompt: &PromptShape, blocks: usize) -> usize {
+    let PromptShape { heads, tokens, .. } = *prompt;
+    let of_tokens = size_of::<u32>() * heads * tokens;
+    let block = 2 * of_tokens;
+    let lists = block.saturating_mul(blocks).min(block.max(PLANNED_LIST_BYTES));
+    // Verticals, diagonals as bits, and votes for tokens and for distances; then the voters' sums.
+    lists + 4 * of_tokens + size_of::<f32>() * heads * voters.min(tokens)
 }
 
 /// Limit of the device memory of a planned mask's lists, in bytes; a single block may exceed it.

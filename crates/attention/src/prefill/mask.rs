@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::backend::active::MaskLaunch;
 use crate::cost::Cost;
 use crate::kv::KvShape;
+use crate::prefill::lines::{AddedLines, LineVotes};
 use crate::prefill::shared_tokens::{RowSlices, SliceBounds, WeightedToken};
 use crate::types::attention_spec::SoftmaxScale;
 use crate::types::budget::Context;
@@ -116,9 +117,8 @@ pub trait PromptMask: Send + Sync {
     /// counts attention. All blocks of a list have the same diagonals, as far as these reach.
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p>;
 
-    /// The plan as block masks that a device can search for, with additions; `None` if the plan does not have this
-    /// form.
-    fn searched(&self) -> Option<&dyn SearchedPlan> {
+    /// The plan as lines that are the same for all blocks; `None` if it does not have this form.
+    fn lined(&self) -> Option<&dyn LinedMask> {
         None
     }
 }
@@ -126,22 +126,21 @@ pub trait PromptMask: Send + Sync {
 /// Returns the masks of each block of a prompt at one layer and KV head.
 pub type PromptPlan<'p> = Box<dyn Fn(&QueryBlock<'_>) -> Masks + Send + Sync + 'p>;
 
-/// A plan that adds tokens and diagonals to masks that a device finds by a search. The additions depend only on the
-/// last queries, so all other queries stay on the device.
-pub trait SearchedPlan: Send + Sync {
-    /// The masks that the device searches for.
-    fn mask(&self) -> &dyn BlockMask;
+/// A mask of lines, which the votes of the prompt's last queries choose. Rows also attend a band up to themselves and, if the mask has
+/// a search, what it finds. So a device needs no more of the host than the choice of lines.
+pub trait LinedMask: Send + Sync {
+    /// The masks of blocks that a search finds and to which the lines are added; `None` if the lines and the band are all.
+    fn searched(&self) -> Option<&dyn BlockMask>;
 
-    /// Number of the prompt's last queries that determine the additions.
-    fn last_queries(&self) -> usize;
+    /// Number of the prompt's last queries that vote.
+    fn voters(&self) -> usize;
 
-    /// Finds the additions at one layer and KV head. `prompt` is the block of at least the last queries. Adds the cost
-    /// of scoring to `cost`.
-    fn addition<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> MaskAddition<'p>;
+    /// Returns the start of each row's band, the same for all heads. `block` has no queries and no keys.
+    fn starts(&self, block: &QueryBlock<'_>) -> Vec<usize>;
+
+    /// Chooses the lines of each mask of a KV head, by the votes of each of its query heads.
+    fn choose(&self, votes: Vec<LineVotes>, policy: &Policy) -> Vec<AddedLines>;
 }
-
-/// Adds tokens and diagonals to the masks of a block that a search found.
-pub type MaskAddition<'p> = Box<dyn Fn(&QueryBlock<'_>, &mut Masks) + Send + Sync + 'p>;
 
 /// The query rows of one KV head's group in a block of tokens, and the keys that they may see.
 #[derive(Debug, Clone)]

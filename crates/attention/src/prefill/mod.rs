@@ -9,9 +9,12 @@ pub(crate) mod cost;
 pub(crate) mod dual_position;
 #[cfg(feature = "cuda")]
 pub(crate) mod gpu;
+#[cfg(feature = "cuda")]
+mod gpu_lines;
 pub(crate) mod gpu_memory;
 #[cfg(feature = "cuda")]
 mod gpu_rows;
+pub(crate) mod lines;
 pub(crate) mod mask;
 pub(crate) mod rows;
 pub(crate) mod shared_tokens;

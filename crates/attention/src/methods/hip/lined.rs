@@ -8,40 +8,29 @@ use rayon::prelude::*;
 use super::Hip;
 use crate::cost::Cost;
 use crate::methods::hip::LineBudget;
-use crate::methods::lines::{LineVotes, Static, of_each_head, ranked};
-use crate::{BlockMask, Mask, MaskAddition, Masks, PromptMask, PromptPlan, QueryBlock, SearchedPlan};
+use crate::methods::lines::{Static, best, of_each_head, votes_of_last};
+use crate::{AddedLines, BlockMask, LineVotes, LinedMask, Mask, Masks, Policy, PromptMask, PromptPlan, QueryBlock};
 
-/// Lines of one attention map.
-struct Lines {
-    /// Tokens, ascending.
-    vertical: Vec<u32>,
-    /// Distances, ascending.
-    slashes: Vec<usize>,
+/// The lines with most votes, within the budget.
+fn chosen(votes: &LineVotes, budget: LineBudget, fixed: Static) -> AddedLines {
+    let tokens = votes.vertical.len();
+    let mut vertical = best(&votes.vertical, fixed.sink..tokens, budget.vertical);
+    let slashes = best(&votes.slash, fixed.window.min(tokens)..tokens, budget.slash);
+    let mut slashes: Vec<usize> = slashes.into_iter().map(|distance| distance as usize).collect();
+    vertical.sort_unstable();
+    slashes.sort_unstable();
+    AddedLines { vertical, slashes }
 }
 
-impl Lines {
-    /// The lines with most votes, within the budget.
-    fn chosen(votes: &LineVotes, budget: LineBudget, fixed: Static) -> Self {
-        let tokens = votes.vertical.len();
-        let mut vertical = ranked(&votes.vertical, fixed.sink..tokens);
-        let mut slashes = ranked(&votes.slash, fixed.window.min(tokens)..tokens);
-        vertical.truncate(budget.vertical);
-        slashes.truncate(budget.slash);
-        vertical.sort_unstable();
-        slashes.sort_unstable();
-        Self { vertical, slashes: slashes.into_iter().map(|distance| distance as usize).collect() }
-    }
-
-    /// Adds the lines to the mask of rows that end before `end`.
-    fn add_to(&self, mask: &mut Mask, end: usize) {
-        let seen = self.vertical.partition_point(|token| (*token as usize) < end);
-        mask.common.extend_from_slice(&self.vertical[..seen]);
-        // A stable sort merges two ascending lists in linear time.
-        mask.common.sort();
-        mask.common.dedup();
-        let reach = self.slashes.partition_point(|distance| *distance < end);
-        mask.slashes = self.slashes[..reach].to_vec();
-    }
+/// Adds lines to the mask of rows that end before `end`.
+fn add_to(mask: &mut Mask, lines: &AddedLines, end: usize) {
+    let seen = lines.vertical.partition_point(|token| (*token as usize) < end);
+    mask.common.extend_from_slice(&lines.vertical[..seen]);
+    // A stable sort merges two ascending lists in linear time.
+    mask.common.sort();
+    mask.common.dedup();
+    let reach = lines.slashes.partition_point(|distance| *distance < end);
+    mask.slashes = lines.slashes[..reach].to_vec();
 }
 
 impl Hip {
@@ -62,44 +51,45 @@ impl PromptMask for Hip {
     }
 
     fn plan<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> PromptPlan<'p> {
-        let add_lines = self.addition(prompt, cost);
+        let voters = self.lines.snapshot;
+        let votes = of_each_head(prompt.group, cost, |head, cost| votes_of_last(prompt, head, voters, cost));
+        let lines = self.choose(votes, prompt.policy);
         let firsts: Vec<usize> = (0..prompt.rows).step_by(self.query_block).collect();
         let found = firsts.into_par_iter().map(|first| self.block_masks(prompt, first));
         let (masks, costs): (Vec<Masks>, Vec<Cost>) = found.unzip();
         costs.into_iter().for_each(|of_block| *cost += of_block);
         Box::new(move |block| {
             let mut masks = masks[block.first / self.query_block].clone();
-            add_lines(block, &mut masks);
+            let of_heads = match &mut masks {
+                Masks::Shared(mask) => std::slice::from_mut(mask),
+                Masks::PerHead(masks) => masks,
+            };
+            of_heads.iter_mut().zip(&lines).for_each(|(mask, lines)| add_to(mask, lines, block.end()));
             masks
         })
     }
 
-    fn searched(&self) -> Option<&dyn SearchedPlan> {
+    fn lined(&self) -> Option<&dyn LinedMask> {
         Some(self)
     }
 }
 
-impl SearchedPlan for Hip {
-    fn mask(&self) -> &dyn BlockMask {
-        self
+impl LinedMask for Hip {
+    fn searched(&self) -> Option<&dyn BlockMask> {
+        Some(self)
     }
 
-    fn last_queries(&self) -> usize {
+    fn voters(&self) -> usize {
         self.lines.snapshot
     }
 
-    fn addition<'p>(&'p self, prompt: &QueryBlock<'p>, cost: &mut Cost) -> MaskAddition<'p> {
-        let fixed = Static::new(prompt.policy, prompt.end());
-        let votes =
-            of_each_head(prompt.group, cost, |head, cost| LineVotes::of_last(prompt, head, self.lines.snapshot, cost));
+    fn starts(&self, block: &QueryBlock<'_>) -> Vec<usize> {
+        self.window.view(block).starts
+    }
+
+    fn choose(&self, votes: Vec<LineVotes>, policy: &Policy) -> Vec<AddedLines> {
+        let fixed = Static::new(policy, votes.first().map_or(0, |votes| votes.vertical.len()));
         let votes = self.per.reduced(votes, LineVotes::add);
-        let lines: Vec<Lines> = votes.iter().map(|votes| Lines::chosen(votes, self.lines, fixed)).collect();
-        Box::new(move |block, masks| {
-            let of_heads = match masks {
-                Masks::Shared(mask) => std::slice::from_mut(mask),
-                Masks::PerHead(masks) => masks,
-            };
-            of_heads.iter_mut().zip(&lines).for_each(|(mask, lines)| lines.add_to(mask, block.end()));
-        })
+        votes.iter().map(|votes| chosen(votes, self.lines, fixed)).collect()
     }
 }
