@@ -3,7 +3,7 @@
 #
 # OUT gets a folder for each table, as `spattn bench --out` writes it, and log.txt with what was printed. PROGRAM is a build with the
 # feature cuda (./target/release/spattn). PYTHON with PyTorch gives the other programs (python3); without it they are left out.
-# TABLES names some of the tables (all): batch context small drawn evicting index decode llama2 crossover prefill prefill_density prefill_planned prefill_own, and of the papers' settings
+# TABLES names some of the tables (all): batch context small drawn evicting index decode llama2 crossover prefill prefill_density prefill_lines prefill_planned prefill_own, and of the papers' settings
 # ds_figure5 ds_figure6 hash_figure4 hash_figure4_steps hash_table6 hip_decoding hip_table5 hip_table14 hip_table15 hip_table17 magicpig_figure7 magicpig_table6.
 set -euo pipefail
 
@@ -64,9 +64,10 @@ table prefill prefill -c 8K,32K,128K -m hip:k=512 -m hip:k=512,per=kv_head -m st
 table hip_table17 prefill -c 32K,128K -m hip:k=512 -m hip:k=1024 -m hip:k=2048 --rounds 7 "${peers[@]}"
 # Prefill time by density.
 table prefill_density prefill -c 32K -m streaming_llm -m bigbird:per=kv_head -m hip:per=kv_head --density 0.0156,0.0312,0.0625,0.125,0.25 --rounds 7
+# Lines that the attention of the last queries chooses.
+table prefill_lines prefill -c 8K,32K -m vertical_slash:vertical=1000,slash=1000 -m hip:k=512,vd=true,vertical=1000,slash=1000 --rounds 5
 # Masks that the host plans from the attention of the last queries and then uploads.
-table prefill_planned prefill -c 8K,32K -m vertical_slash:vertical=1000,slash=1000 -m minference -m minference:k=7096,sink=30,local=100 \
-    -m flexprefill --rounds 5
+table prefill_planned prefill -c 8K,32K -m minference -m minference:k=7096,sink=30,local=100 -m flexprefill --rounds 5
 
 # Masks with extra tokens for single rows, which the host lists one by one: hundreds of megabytes to gigabytes for each prompt.
 table prefill_own prefill -c 8K,32K -m reformer:bucket=512 -m hyper_attention:sample=256,block=256,min_seq_len=4096 --rounds 3

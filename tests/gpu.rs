@@ -35,8 +35,8 @@ use spattn::attention::artefact::{self, Artefact, ArtefactInfo, FORMAT, ModelSha
 use spattn::attention::calibration::{Assignment, PrefillChunk, TextKind};
 use spattn::attention::methods::{self, CALIBRATIONS, METHODS, SelectionPlace, configure};
 use spattn::attention::{
-    AttentionSpec, Configured, IndexCache, LayerSpecs, Params, Policy, PrefillPattern, PromptNeed, PromptShape,
-    PromptStats, RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
+    AttentionSpec, Configured, IndexCache, LayerSpecs, MaterializesScores, Params, Policy, PrefillPattern, PromptNeed,
+    PromptShape, PromptStats, RecentQueries, Sequence, SparsePrefill, expand_grid, mask_list_bytes,
 };
 use spattn::cost::{Cost, LayerCosts};
 use spattn::kernels::cpu::distribution::{divergence, log_sum_exp};
@@ -3446,12 +3446,14 @@ fn a_layer_alone_gives_what_the_host_gives() {
             let times = run.times().unwrap();
             assert!(times.whole > std::time::Duration::ZERO, "{spec}: {times:?}");
             // On Hopper, the nearest signatures are selected without writing scores.
-            let parts = match spec.split(':').next().unwrap() {
-                "topk" | "quest" | "sparq" | "topp" => [true, true],
-                "lsh_bits" => [true, gpu.info().unwrap().capability.0 != 9],
-                _ => [false, false],
+            let scores = match spec.split(':').next().unwrap() {
+                "topk" | "quest" | "sparq" | "topp" => MaterializesScores::Yes,
+                "lsh_bits" if gpu.info().unwrap().capability.0 == 9 => MaterializesScores::ForTimingOnly,
+                "lsh_bits" => MaterializesScores::Yes,
+                _ => MaterializesScores::No,
             };
-            assert_eq!([times.score, times.pick].map(|part| !part.is_zero()), parts, "{spec}: {times:?}");
+            assert_eq!(run.materializes_scores(), scores, "{spec}");
+            assert_eq!(times.score.is_zero(), scores == MaterializesScores::No, "{spec}: {times:?}");
             let (ours, mut attended) = (run.outputs().unwrap(), 0);
             for (i, own) in queries.chunks_exact(HEADS * d).enumerate() {
                 let (kv, key, value) = &drawn[i % 2];

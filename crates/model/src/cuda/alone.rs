@@ -354,6 +354,11 @@ impl RunAlone {
         })
     }
 
+    /// Whether selections write scores, whose time can be told from that of picking.
+    pub fn materializes_scores(&self) -> MaterializesScores {
+        self.scoring
+    }
+
     /// Returns the number of steps that share a selection.
     pub fn refresh(&self) -> u32 {
         self.fork.device_form(0).map_or(1, |(form, _)| form.refresh() as u32)
