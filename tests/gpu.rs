@@ -3527,7 +3527,8 @@ fn run_in_steps(
     });
     let mut read = read.unwrap().prefix;
     if decoder.gpu().is_none() {
-        read = spattn::kv::Prefix::new((0..read.layers()).map(|layer| read.layer(layer).unwrap().clone()).collect());
+        let layers = (0..read.layers()).map(|layer| read.layer(layer).unwrap().clone()).collect();
+        read = spattn::kv::Prefix::with_specs(layers, read.specs().clone());
     }
     let mut cache = IndexCache::new(read, decoder.dtype(), 0)
         .with_stats(stats)
