@@ -65,7 +65,7 @@ pub fn figures(outcome: &ItemOutcome, item: &Item, file: &str) -> Result<Vec<Fig
         return paper_grids::figures(grid, (&rows, *first), &title, file, kinds.has_published());
     }
     let (names, mut series) =
-        if over_rows { along_rows(item, &rows, &drawn) } else { along_columns(outcome, &rows, &drawn) };
+        if over_rows { along_rows(outcome, item, &rows, &drawn) } else { along_columns(outcome, &rows, &drawn) };
     if !kinds.has_published() {
         series.iter_mut().flat_map(|line| &mut line.cells).for_each(|cell| cell.published = None);
     }
@@ -323,8 +323,14 @@ fn along_columns(outcome: &ItemOutcome, rows: &[DrawnRow<'_>], drawn: &[usize]) 
     (names, rows.iter().zip(looks).map(one).collect())
 }
 
-fn along_rows(item: &Item, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<String>, Vec<Series>) {
-    let names = rows.iter().map(|row| row.row.name.clone()).collect();
+fn along_rows(
+    outcome: &ItemOutcome,
+    item: &Item,
+    rows: &[DrawnRow<'_>],
+    drawn: &[usize],
+) -> (Vec<String>, Vec<Series>) {
+    let names: Vec<&str> = rows.iter().map(|row| row.row.name.as_str()).collect();
+    let names = short_names(&names, &format!(" on {}", model_title(&outcome.model)));
     let columns: Vec<Option<&str>> = drawn.iter().map(|i| item.columns[*i].method.as_deref()).collect();
     // If there is only one line, its points can show their methods.
     let points = (drawn.len() == 1).then(|| methods_of(rows)).filter(|of| of.iter().all(Option::is_some));
@@ -336,6 +342,24 @@ fn along_rows(item: &Item, rows: &[DrawnRow<'_>], drawn: &[usize]) -> (Vec<Strin
         cells: rows.iter().map(|row| row.row.cells[*i]).collect(),
     };
     (names, drawn.iter().zip(of_lines(&columns)).map(one).collect())
+}
+
+/// Shortens the names of rows that end with `model`, which the title has: leaves it out, and the parameters that all rows of a
+/// method have.
+fn short_names(names: &[&str], model: &str) -> Vec<String> {
+    let parts = |name: &&str| -> Option<(String, Vec<String>)> {
+        let (method, params) = name.strip_suffix(model)?.split_once(' ')?;
+        Some((method.to_owned(), params.split(", ").map(str::to_owned).collect()))
+    };
+    let all: Vec<_> = names.iter().map(parts).collect();
+    let short = |(name, own): (&&str, &Option<(String, Vec<String>)>)| {
+        let Some((method, params)) = own else { return name.strip_suffix(model).unwrap_or(name).to_owned() };
+        let alike: Vec<_> = all.iter().flatten().filter(|(other, _)| other == method).collect();
+        let differs = |param: &&String| alike.len() == 1 || !alike.iter().all(|(_, others)| others.contains(param));
+        let kept: Vec<&str> = params.iter().filter(differs).map(String::as_str).collect();
+        format!("{method} {}", kept.join(", ")).trim_end().to_owned()
+    };
+    names.iter().zip(&all).map(short).collect()
 }
 
 /// The method of each row: the one that was run, otherwise the paper's.

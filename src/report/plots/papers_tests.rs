@@ -175,6 +175,20 @@ fn lines_join_neighbours_that_belong_together() {
 }
 
 #[test]
+fn names_of_the_runs_own_rows_have_what_tells_them_apart() {
+    let names = [
+        "Llama, Full",
+        "full on built-in 11M",
+        "quest page=16, ratio=0.25, tail=indexed on built-in 11M",
+        "quest page=16, ratio=0.5, tail=indexed on built-in 11M",
+        "topk k=8, tail=indexed on built-in 11M",
+        "topk k=8, tail=indexed on another model",
+    ];
+    let short = ["Llama, Full", "full", "quest ratio=0.25", "quest ratio=0.5", "topk k=8, tail=indexed", names[5]];
+    assert_eq!(short_names(&names, " on built-in 11M"), short);
+}
+
+#[test]
 fn many_columns_go_on_below_and_on_other_pages() {
     let names: Vec<String> = (0..70).map(|i| format!("row{i}x")).collect();
     let rows: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "quest")).collect();

@@ -74,7 +74,7 @@ struct VerticalSlash {
 impl VerticalSlash {
     /// Chooses the lines of each mask of a KV head, by the votes of each of its query heads.
     fn lines(&self, votes: Vec<LineVotes>, fixed: Static) -> Vec<Lines> {
-        self.per.reduced(votes, LineVotes::add).iter().map(|votes| self.lines_of(votes, fixed)).collect()
+        self.per.reduced(votes, LineVotes::with).iter().map(|votes| self.lines_of(votes, fixed)).collect()
     }
 
     fn lines_of(&self, votes: &LineVotes, fixed: Static) -> Lines {

@@ -25,7 +25,7 @@ impl LineVotes {
     }
 
     /// Adds the votes of another head.
-    pub fn add(mut self, other: &Self) -> Self {
+    pub fn with(mut self, other: &Self) -> Self {
         let add = |sums: &mut [f32], more: &[f32]| sums.iter_mut().zip(more).for_each(|(sum, x)| *sum += x);
         add(&mut self.vertical, &other.vertical);
         add(&mut self.slash, &other.slash);

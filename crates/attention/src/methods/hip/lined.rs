@@ -89,7 +89,7 @@ impl LinedMask for Hip {
 
     fn choose(&self, votes: Vec<LineVotes>, policy: &Policy) -> Vec<AddedLines> {
         let fixed = Static::new(policy, votes.first().map_or(0, |votes| votes.vertical.len()));
-        let votes = self.per.reduced(votes, LineVotes::add);
+        let votes = self.per.reduced(votes, LineVotes::with);
         votes.iter().map(|votes| chosen(votes, self.lines, fixed)).collect()
     }
 }
