@@ -183,7 +183,7 @@ fn pages_say_where_each_method_selects_on_a_gpu() {
     assert_eq!(names_in_row(&page("README.md"), "| tokens are selected | there |"), on_gpu);
     let nowhere = at(SelectionPlace::Nowhere.name());
     assert_eq!(names_in_row(&gpu, "| nowhere: only static tokens are attended, or decoding is dense |"), nowhere);
-    let once = "| on the host, once: after the prompt, by scores that the GPU computes; steps attend the lists, which are on the GPU (layers with a window of their own select in each step) |";
+    let once = "| on the host, once: after the prompt, by scores that the GPU computes; steps attend the lists, which are on the GPU (layers with a window of their own attend all of it) |";
     assert_eq!(names_in_row(&gpu, once), at(SelectionPlace::HostOnce.name()));
     let by_positions = at(SelectionPlace::HostWithoutQueries.name());
     assert_eq!(
