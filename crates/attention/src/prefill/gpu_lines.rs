@@ -125,7 +125,7 @@ impl SparsePrefill<'_> {
     }
 
     /// Attends all rows of a prompt along lines, in pieces of as many rows as the memory for token lists holds. Returns `false` if the
-    /// device cannot; then `out` is undefined.
+    /// device cannot; then nothing has been done.
     pub(super) fn attend_lined(
         &mut self,
         gpu: &Gpu,
